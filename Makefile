@@ -1,0 +1,45 @@
+# One environment, .venv, made on first use. `make demo` needs the package alone, the other targets its dev tools.
+PYTHON ?= python3
+BIN := .venv/bin
+PROMPT ?= Once upon a time, in a small village by the sea,
+
+.PHONY: demo test test-long check format bench serve clean
+
+demo: .venv/.installed
+	$(BIN)/ramify generate "$(PROMPT)" -n 4 --temperature 0.8 --max-tokens 48 --seed 7
+
+test: .venv/.installed-dev
+	$(BIN)/python -m pytest -q -m "not long"
+
+test-long: .venv/.installed-dev
+	$(BIN)/python -m pytest -q -m long
+
+check: .venv/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/.installed-dev
+	$(BIN)/python bench/startup.py
+
+serve:
+	@echo "The HTTP server is not part of this version yet; see CHANGELOG.md." >&2; exit 1
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ramify needs Python 3.11 or newer: make PYTHON=python3.11 demo")'
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+.venv/.installed-dev: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@ .venv/.installed

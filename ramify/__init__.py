@@ -1,0 +1,108 @@
+"""Ramify: an LLM inference engine for sampling.
+
+    from ramify import LLM, SamplingParams
+    LLM().generate("Once upon a time", SamplingParams(n=4, temperature=0.8, seed=7, max_tokens=64))
+
+Names are loaded when first used: `import ramify` and everything on the host side need no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ramify.version import __version__
+
+if TYPE_CHECKING:
+    from ramify.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+    from ramify.core import EngineCore
+    from ramify.errors import (
+        CacheExhaustedError,
+        ChatTemplateError,
+        FileFormatError,
+        IllegalMoveError,
+        InvalidInputError,
+        ModelError,
+        ModelNotFoundError,
+        RamifyError,
+        UnsupportedError,
+        UnsupportedModelError,
+        WeightsError,
+    )
+    from ramify.llm import LLM
+    from ramify.models.loader import ModelLoader, get_model_and_tokenizer
+    from ramify.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
+    from ramify.request import Request
+    from ramify.sampling_params import OutputKind, SamplingParams, SamplingStrategy, SamplingType
+    from ramify.sequence import Sequence, SequenceData, SequenceStatus
+
+_HOMES = {
+    "ramify.config": ("CacheConfig", "EngineConfig", "ModelConfig", "SchedulerConfig"),
+    "ramify.core": ("EngineCore",),
+    "ramify.errors": (
+        "CacheExhaustedError",
+        "ChatTemplateError",
+        "FileFormatError",
+        "IllegalMoveError",
+        "InvalidInputError",
+        "ModelError",
+        "ModelNotFoundError",
+        "RamifyError",
+        "UnsupportedError",
+        "UnsupportedModelError",
+        "WeightsError",
+    ),
+    "ramify.llm": ("LLM",),
+    "ramify.models.loader": ("ModelLoader", "get_model_and_tokenizer"),
+    "ramify.outputs": ("CompletionOutput", "FinishReason", "Logprob", "RequestMetrics", "RequestOutput"),
+    "ramify.request": ("Request",),
+    "ramify.sampling_params": ("OutputKind", "SamplingParams", "SamplingStrategy", "SamplingType"),
+    "ramify.sequence": ("Sequence", "SequenceData", "SequenceStatus"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "LLM",
+    "CacheConfig",
+    "CacheExhaustedError",
+    "ChatTemplateError",
+    "CompletionOutput",
+    "EngineConfig",
+    "EngineCore",
+    "FileFormatError",
+    "FinishReason",
+    "IllegalMoveError",
+    "InvalidInputError",
+    "Logprob",
+    "ModelConfig",
+    "ModelError",
+    "ModelLoader",
+    "ModelNotFoundError",
+    "OutputKind",
+    "RamifyError",
+    "Request",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "SamplingStrategy",
+    "SamplingType",
+    "SchedulerConfig",
+    "Sequence",
+    "SequenceData",
+    "SequenceStatus",
+    "UnsupportedError",
+    "UnsupportedModelError",
+    "WeightsError",
+    "__version__",
+    "get_model_and_tokenizer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'ramify' has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

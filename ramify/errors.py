@@ -1,0 +1,60 @@
+"""Every exception Ramify raises on purpose.
+
+RamifyError
+├── InvalidInputError          a caller's value is wrong (also a ValueError)
+│   └── UnsupportedError       the value is meaningful, but this version cannot serve it
+├── ModelError                 a model could not be had
+│   ├── ModelNotFoundError     nothing there, or it could not be fetched
+│   ├── FileFormatError        a file is damaged, truncated, or not what it claims to be
+│   ├── UnsupportedModelError  a sound file of an architecture, format or tokenizer we do not know
+│   └── WeightsError           tensors missing, left over, or of the wrong shape
+├── ChatTemplateError          a chat template failed or went past its limits
+├── IllegalMoveError           a sequence was asked to make a move its state does not allow
+└── CacheExhaustedError        blocks were asked for that are not there
+"""
+
+from __future__ import annotations
+
+
+class RamifyError(Exception):
+    """Base of all errors Ramify raises on purpose."""
+
+
+class InvalidInputError(RamifyError, ValueError):
+    """A value that a caller gave is wrong; the message names the field, the value and what is allowed."""
+
+
+class UnsupportedError(InvalidInputError):
+    """The request is meaningful, but this version cannot serve it."""
+
+
+class ModelError(RamifyError):
+    """A model could not be loaded."""
+
+
+class ModelNotFoundError(ModelError):
+    """No model stands at the given place, or it could not be fetched."""
+
+
+class FileFormatError(ModelError):
+    """A file is damaged, truncated, or not what it claims to be."""
+
+
+class UnsupportedModelError(ModelError):
+    """A sound file whose architecture, quantisation or tokenizer Ramify does not know."""
+
+
+class WeightsError(ModelError):
+    """A checkpoint's tensors do not fit the model: missing, left over, or of another shape."""
+
+
+class ChatTemplateError(RamifyError, ValueError):
+    """A chat template failed, or went past its size or time limit."""
+
+
+class IllegalMoveError(RamifyError, RuntimeError):
+    """A sequence was asked to make a move that its state does not allow."""
+
+
+class CacheExhaustedError(RamifyError, RuntimeError):
+    """More KV blocks were asked for than are free."""

@@ -1,0 +1,102 @@
+"""Checks of a caller's values. Each raises InvalidInputError naming the field, the value and what is allowed.
+
+No check coerces: `True` is not 1, `"3"` is not 3, NaN and infinities are nobody's number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Any, TypeVar
+
+from ramify.errors import InvalidInputError
+
+E = TypeVar("E", bound=Enum)
+
+
+def refuse(field: str, value: object, allowed: str) -> InvalidInputError:
+    shown = repr(value)
+    if len(shown) > 120:
+        shown = shown[:117] + "..."
+    return InvalidInputError(f"{field} must be {allowed}, got {shown}")
+
+
+def _span(low: float | None, high: float | None) -> str:
+    if low is not None and high is not None:
+        return f" in {low}..{high}"
+    if low is not None:
+        return f" >= {low}"
+    return f" <= {high}" if high is not None else ""
+
+
+def integer(field: str, value: object, low: int | None = None, high: int | None = None) -> int:
+    allowed = "an integer" + _span(low, high)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise refuse(field, value, allowed)
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise refuse(field, value, allowed)
+    return value
+
+
+def number(field: str, value: object, low: float | None = None, high: float | None = None) -> float:
+    """A finite number; integers are welcome, booleans are not."""
+    allowed = "a finite number" + _span(low, high)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise refuse(field, value, allowed)
+    try:
+        converted = float(value)
+    except OverflowError:
+        raise refuse(field, value, allowed) from None
+    if not math.isfinite(converted):
+        raise refuse(field, value, allowed)
+    if (low is not None and converted < low) or (high is not None and converted > high):
+        raise refuse(field, value, allowed)
+    return converted
+
+
+def boolean(field: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise refuse(field, value, "True or False")
+    return value
+
+
+def text(field: str, value: object, longest: int | None = None) -> str:
+    if not isinstance(value, str) or not value:
+        raise refuse(field, value, "a non-empty string")
+    if longest is not None and len(value) > longest:
+        raise InvalidInputError(f"{field} must have at most {longest} characters, got {len(value)}")
+    return value
+
+
+def choice(field: str, value: object, allowed: Iterable[str]) -> str:
+    names = tuple(allowed)
+    if not isinstance(value, str) or value not in names:
+        raise refuse(field, value, "one of " + ", ".join(map(repr, names)))
+    return value
+
+
+def member(field: str, value: object, kind: type[E]) -> E:
+    """A member of an enumeration, or the string that names it."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise refuse(field, value, "one of " + ", ".join(repr(item.value) for item in kind)) from None
+
+
+def items(field: str, value: object, most: int) -> Sequence[Any]:
+    """A list, tuple or set with at most `most` entries (a lone string is not a list of characters)."""
+    if isinstance(value, str | bytes) or not isinstance(value, list | tuple | set | frozenset):
+        raise refuse(field, value, "a list")
+    if len(value) > most:
+        raise InvalidInputError(f"{field} must have at most {most} entries, got {len(value)}")
+    return tuple(value)
+
+
+def token_ids(field: str, value: object, most: int, vocab_size: int | None = None) -> tuple[int, ...]:
+    """Token ids: integers from 0, below the vocabulary's size once that is known."""
+    ids = items(field, value, most)
+    high = None if vocab_size is None else vocab_size - 1
+    for index, token_id in enumerate(ids):
+        integer(f"{field}[{index}]", token_id, 0, high)
+    return tuple(ids)
