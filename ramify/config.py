@@ -1,0 +1,186 @@
+"""What an engine is built from: frozen, checked once, never written back.
+
+Sizes that only start-up can measure (the number of KV blocks, the resolved context length) become arguments of the
+parts that need them; they are not stored here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypedDict, get_args
+
+from ramify import validation as check
+from ramify.errors import InvalidInputError
+
+ModelDType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
+Device = Literal["auto", "cpu", "cuda"]
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+PreemptionMode = Literal["recompute", "swap"]
+LogprobsMode = Literal["raw", "processed"]
+
+DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_MAX_MODEL_LEN = 2048
+LARGEST_MODEL_LEN = 2**24
+SEED_LOW, SEED_HIGH = -(2**63), 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which weights, in which precision, on which device."""
+
+    model: str = field(
+        default=DEFAULT_MODEL, metadata={"help": "folder, .gguf file, hub id, or smollm2-135m (embedded)"}
+    )
+    tokenizer: str | None = field(
+        default=None, metadata={"help": "folder or .gguf file with another tokenizer than the model's own"}
+    )
+    dtype: ModelDType = field(default="auto", metadata={"help": "auto: the checkpoint's on a GPU, float32 on a CPU"})
+    device: Device | str = field(default="auto", metadata={"help": "auto, cpu, cuda or cuda:N"})
+    max_model_len: int | None = field(
+        default=None, metadata={"help": "longest prompt + output; default: the checkpoint's"}
+    )
+    load_format: LoadFormat = field(
+        default="auto", metadata={"help": "auto, safetensors, gguf, or dummy (random weights)"}
+    )
+    max_logprobs: int = field(default=20, metadata={"help": "most alternatives a request may ask for"})
+    logprobs_mode: LogprobsMode = field(
+        default="raw", metadata={"help": "raw: the model's own; processed: what was drawn from"}
+    )
+    enforce_eager: bool = field(default=False, metadata={"help": "no CUDA graphs (no effect on a CPU)"})
+    seed: int = field(default=0, metadata={"help": "the engine's seed, for requests that bring none"})
+
+    def __post_init__(self) -> None:
+        check.text("model", self.model)
+        if self.tokenizer is not None:
+            check.text("tokenizer", self.tokenizer)
+        check.choice("dtype", self.dtype, get_args(ModelDType))
+        _check_device(self.device)
+        if self.max_model_len is not None:
+            check.integer("max_model_len", self.max_model_len, 1, LARGEST_MODEL_LEN)
+        check.choice("load_format", self.load_format, get_args(LoadFormat))
+        check.integer("max_logprobs", self.max_logprobs, 0)
+        check.choice("logprobs_mode", self.logprobs_mode, get_args(LogprobsMode))
+        check.boolean("enforce_eager", self.enforce_eager)
+        check.integer("seed", self.seed, SEED_LOW, SEED_HIGH)
+
+    def resolve_max_model_len(self, checkpoint_len: int | None) -> int:
+        """The user's choice, else the checkpoint's, else 2048. More than the checkpoint was made for is refused."""
+        if self.max_model_len is None:
+            return checkpoint_len or DEFAULT_MAX_MODEL_LEN
+        if checkpoint_len is not None and self.max_model_len > checkpoint_len:
+            raise InvalidInputError(
+                f"max_model_len must be at most {checkpoint_len} (what the checkpoint was made for), "
+                f"got {self.max_model_len}"
+            )
+        return self.max_model_len
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """How keys and values are kept."""
+
+    block_size: int = field(default=16, metadata={"help": "tokens per KV block"})
+    num_kv_blocks: int | None = field(default=None, metadata={"help": "KV blocks; default: what memory allows"})
+    gpu_memory_utilization: float = field(
+        default=0.9, metadata={"help": "share of the GPU's memory (no effect on a CPU)"}
+    )
+    swap_space: float = field(default=4.0, metadata={"help": "GiB of host memory for swapped-out blocks"})
+    enable_prefix_caching: bool = field(default=True, metadata={"help": "keep prompts' blocks for later requests"})
+
+    def __post_init__(self) -> None:
+        check.integer("block_size", self.block_size, 1, 1024)
+        if self.num_kv_blocks is not None:
+            check.integer("num_kv_blocks", self.num_kv_blocks, 1)
+        if check.number("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1) == 0:
+            raise check.refuse("gpu_memory_utilization", self.gpu_memory_utilization, "in (0, 1]")
+        check.number("swap_space", self.swap_space, 0)
+        check.boolean("enable_prefix_caching", self.enable_prefix_caching)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """How much one step may hold."""
+
+    max_num_batched_tokens: int | None = field(
+        default=None, metadata={"help": "tokens per step; default max(2048, max_num_seqs), 8192 on a GPU"}
+    )
+    max_num_seqs: int = field(default=256, metadata={"help": "sequences that run at once"})
+    enable_chunked_prefill: bool = field(default=True, metadata={"help": "split long prompts over several steps"})
+    preemption_mode: PreemptionMode = field(
+        default="recompute", metadata={"help": "recompute or swap when the cache runs out"}
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens is not None:
+            check.integer("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        check.integer("max_num_seqs", self.max_num_seqs, 1)
+        check.boolean("enable_chunked_prefill", self.enable_chunked_prefill)
+        check.choice("preemption_mode", self.preemption_mode, get_args(PreemptionMode))
+
+    def resolve_max_num_batched_tokens(self, *, on_gpu: bool) -> int:
+        if self.max_num_batched_tokens is not None:
+            return self.max_num_batched_tokens
+        return max(8192 if on_gpu else 2048, self.max_num_seqs)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine is built from."""
+
+    model_config: ModelConfig = field(default_factory=ModelConfig)
+    cache_config: CacheConfig = field(default_factory=CacheConfig)
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    def __post_init__(self) -> None:
+        for name, kind in _PARTS.items():
+            if not isinstance(getattr(self, name), kind):
+                raise check.refuse(name, getattr(self, name), f"a {kind.__name__}")
+
+    @classmethod
+    def from_options(cls, **options: object) -> EngineConfig:
+        """Sorts flat options (`block_size=16, dtype="float32"`) into their parts; an unknown one raises."""
+        parts: dict[str, dict[str, object]] = {name: {} for name in _PARTS}
+        owners = {option: name for name, kind in _PARTS.items() for option in _names(kind)}
+        for option, value in options.items():
+            if option not in owners:
+                raise InvalidInputError(f"{option!r} is not an engine option; there are: {', '.join(sorted(owners))}")
+            parts[owners[option]][option] = value
+        return cls(**{name: kind(**parts[name]) for name, kind in _PARTS.items()})
+
+
+def _names(kind: Any) -> list[str]:
+    return [item.name for item in fields(kind)]
+
+
+_PARTS = {"model_config": ModelConfig, "cache_config": CacheConfig, "scheduler_config": SchedulerConfig}
+
+
+class EngineOptions(TypedDict, total=False):
+    """The flat options of `LLM` and `EngineConfig.from_options` (all but the model); a test holds them to the parts."""
+
+    tokenizer: str | None
+    dtype: ModelDType
+    device: Device | str
+    max_model_len: int | None
+    load_format: LoadFormat
+    max_logprobs: int
+    logprobs_mode: LogprobsMode
+    enforce_eager: bool
+    seed: int
+    block_size: int
+    num_kv_blocks: int | None
+    gpu_memory_utilization: float
+    swap_space: float
+    enable_prefix_caching: bool
+    max_num_batched_tokens: int | None
+    max_num_seqs: int
+    enable_chunked_prefill: bool
+    preemption_mode: PreemptionMode
+
+
+def _check_device(device: object) -> None:
+    if isinstance(device, str):
+        kind, _, index = device.partition(":")
+        if device in get_args(Device) or (kind == "cuda" and index.isdecimal()):
+            return
+    raise check.refuse("device", device, "'auto', 'cpu', 'cuda' or 'cuda:N'")
