@@ -1,0 +1,69 @@
+"""What host and device tell each other: a frozen Plan goes down, a StepResult comes up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ramify.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Positions start, start + 1, … of one track: the tokens there, and the blocks of all positions up to the last."""
+
+    model: int
+    token_ids: Sequence[int]
+    start: int
+    block_table: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token to draw for one child, from the logits after the last position of its chunks (one per track).
+
+    Siblings that still share everything draw from the same chunk. `position` is the index in the output, so that
+    the noise does not know how long the prompt was.
+    """
+
+    request_id: str
+    seq_id: str
+    child: int
+    position: int
+    seed: int
+    chunks: tuple[int, ...]
+    params: SamplingParams
+    end_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy-on-write: the target gets the source's content before anything of this step is written."""
+
+    model: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    chunks: tuple[Chunk, ...]
+    draws: tuple[Draw, ...]
+    copies: tuple[BlockCopy, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What was drawn, draw by draw. A draw that failed has an entry in `faults` and a meaningless token."""
+
+    token_ids: list[int]
+    logprobs: list[float]  # of the drawn token, by the model's own distribution
+    faults: dict[int, str] = field(default_factory=dict)
