@@ -1,0 +1,83 @@
+"""A GGUF file as a checkpoint: canonical names, and Llama's query and key rows back in their own order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ramify.models.families import architecture_from_gguf
+from ramify.models.gguf_file import GGUFFile
+
+ROPE_FACTORS = "rope_freqs.weight"
+WHOLE_MODEL = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+PER_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+class GGUFCheckpoint:
+    """The tensors of one file, dequantised when their turn comes."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = GGUFFile.open(path)
+        shapes = {name: info.shape for name, info in self.file.tensors.items()}
+        factors: tuple[float, ...] = ()
+        if ROPE_FACTORS in shapes and len(shapes[ROPE_FACTORS]) == 1 and shapes[ROPE_FACTORS][0] <= 4096:
+            factors = tuple(self.file.tensor(ROPE_FACTORS).tolist())
+            del shapes[ROPE_FACTORS]
+        self.arch = architecture_from_gguf(self.file.metadata, shapes, factors)
+        self._names = {name: _canonical(name) for name in shapes}
+        self._shapes = {self._names[name]: shape for name, shape in shapes.items()}
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.file.metadata
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._shapes
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for stored, name in self._names.items():
+            tensor = self.file.tensor(stored)
+            if self.arch.family == "llama" and ".q_proj." in name:
+                tensor = _split_pairs(tensor, self.arch.num_heads)
+            elif self.arch.family == "llama" and ".k_proj." in name:
+                tensor = _split_pairs(tensor, self.arch.num_kv_heads)
+            yield name, tensor
+
+
+def _canonical(name: str) -> str:
+    """The Hugging Face name; a name that is not known stays, and strict filling refuses it."""
+    stem, _, kind = name.rpartition(".")
+    if stem in WHOLE_MODEL:
+        return f"{WHOLE_MODEL[stem]}.{kind}"
+    prefix, _, rest = stem.partition(".")
+    layer, _, part = rest.partition(".")
+    if prefix == "blk" and layer.isdecimal() and part in PER_LAYER:
+        return f"model.layers.{layer}.{PER_LAYER[part]}.{kind}"
+    return name
+
+
+def _split_pairs(tensor: Tensor, num_heads: int) -> Tensor:
+    """GGUF writes Llama's rotary pairs as neighbours (0 1, 2 3, …); the decoder wants (i, i + head_dim / 2)."""
+    head_dim = tensor.shape[0] // num_heads
+    pairs = tensor.view(num_heads, head_dim // 2, 2, *tensor.shape[1:])
+    return pairs.transpose(1, 2).reshape(tensor.shape)

@@ -1,0 +1,240 @@
+"""The number formats of GGUF tensors: how many bytes a block has, and how to read its weights.
+
+A quantised row is a run of equal blocks; each holds `block_size` small integers and what scales them back.
+Every format is one function in the table at the end. Its input is `blocks`, uint8 of shape
+(num_blocks, block_bytes); it fills `out`, float32 of shape (num_blocks, block_size), on any device.
+
+The products and sums are rounded in the order of the reference (`gguf.quants`), so results are the same bit
+for bit. That is also why no fused operation (addcmul, lerp) appears here: it would round once, not twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+# Weights dequantised at a time. On a CPU a chunk and its temporaries should stay in the cache between the
+# passes over it, and still be large enough for torch to share it between threads. Elsewhere the launches
+# cost more than the memory traffic.
+CPU_CHUNK_WEIGHTS = 1 << 19
+DEVICE_CHUNK_WEIGHTS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class QuantFormat:
+    """One number format; `weights_dtype` is what its weights have once read."""
+
+    name: str
+    type_id: int  # GGML's number for it
+    block_size: int  # weights in a block
+    block_bytes: int
+    weights_dtype: torch.dtype
+    dequantize_blocks: Callable[[Tensor, Tensor], None]
+
+
+def dequantize(data: Tensor, quant_format: QuantFormat) -> Tensor:
+    """The weights in `data` (contiguous uint8, whole blocks), flat, float32, in new memory on its device."""
+    num_weights = data.numel() // quant_format.block_bytes * quant_format.block_size
+    out = torch.empty(num_weights, dtype=torch.float32, device=data.device)
+    dequantize_into(data, quant_format, out)
+    return out
+
+
+def dequantize_into(data: Tensor, quant_format: QuantFormat, out: Tensor) -> None:
+    """Fill `out` with the weights in `data` (contiguous uint8, whole blocks, on the same device).
+
+    `out` is contiguous and may have any floating dtype; the weights are computed in float32 and rounded once.
+    """
+    blocks = data.view(-1, quant_format.block_bytes)
+    rows = out.view(-1, quant_format.block_size)  # (num_blocks, block_size)
+    if len(rows) != len(blocks):
+        raise ValueError(f"{len(blocks)} {quant_format.name} blocks cannot fill {out.numel()} weights")
+    weights_per_chunk = CPU_CHUNK_WEIGHTS if data.device.type == "cpu" else DEVICE_CHUNK_WEIGHTS
+    num_chunk_blocks = weights_per_chunk // quant_format.block_size
+    scratch = (
+        None
+        if rows.dtype == torch.float32
+        else rows.new_empty((min(num_chunk_blocks, len(rows)), quant_format.block_size), dtype=torch.float32)
+    )
+    for start in range(0, len(blocks), num_chunk_blocks):
+        chunk = blocks[start : start + num_chunk_blocks]
+        target = rows[start : start + num_chunk_blocks]
+        if scratch is None:
+            quant_format.dequantize_blocks(chunk, target)
+        else:
+            quant_format.dequantize_blocks(chunk, scratch[: len(chunk)])
+            target.copy_(scratch[: len(chunk)])
+
+
+def dequantize_f32(blocks: Tensor, out: Tensor) -> None:
+    out.copy_(blocks.view(torch.float32))
+
+
+def dequantize_f16(blocks: Tensor, out: Tensor) -> None:
+    out.copy_(blocks.view(torch.float16))
+
+
+def dequantize_bf16(blocks: Tensor, out: Tensor) -> None:
+    out.copy_(blocks.view(torch.bfloat16))
+
+
+def dequantize_q8_0(blocks: Tensor, out: Tensor) -> None:
+    """scale f16 | 32 x int8"""
+    out.copy_(blocks[:, 2:].view(torch.int8))
+    out.mul_(_half(blocks, 0))
+
+
+def dequantize_q4_0(blocks: Tensor, out: Tensor) -> None:
+    """scale f16 | 16 bytes of nibbles, offset by 8"""
+    _unpack_nibbles(blocks[:, 2:], out)
+    out.sub_(8).mul_(_half(blocks, 0))
+
+
+def dequantize_q4_1(blocks: Tensor, out: Tensor) -> None:
+    """scale f16 | minimum f16 | 16 bytes of nibbles"""
+    _unpack_nibbles(blocks[:, 4:], out)
+    out.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def dequantize_q5_0(blocks: Tensor, out: Tensor) -> None:
+    """scale f16 | 32 fifth bits | 16 bytes of nibbles, offset by 16"""
+    out.copy_(_five_bits(blocks[:, 2:6], blocks[:, 6:]))
+    out.sub_(16).mul_(_half(blocks, 0))
+
+
+def dequantize_q5_1(blocks: Tensor, out: Tensor) -> None:
+    """scale f16 | minimum f16 | 32 fifth bits | 16 bytes of nibbles"""
+    out.copy_(_five_bits(blocks[:, 4:8], blocks[:, 8:]))
+    out.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def dequantize_q4_k(blocks: Tensor, out: Tensor) -> None:
+    """scale f16 | scale of minima f16 | 12 bytes: 8 x (scale, minimum) of 6 bits | 128 bytes of nibbles"""
+    scale, minimum = _six_bit_scales(blocks)
+    # Four runs of 32 bytes; each gives 32 weights from its low nibbles, then 32 from its high ones.
+    nibbles = blocks[:, 16:].reshape(-1, 4, 32)
+    pairs = out.view(-1, 4, 2, 32)
+    pairs[:, :, 0] = nibbles & 0x0F
+    pairs[:, :, 1] = nibbles >> 4
+    out.view(-1, 8, 32).mul_(scale).sub_(minimum)
+
+
+def dequantize_q5_k(blocks: Tensor, out: Tensor) -> None:
+    """As Q4_K, with 32 bytes of fifth bits before the nibbles: bit j of byte i is for weight i of run j."""
+    scale, minimum = _six_bit_scales(blocks)
+    fifth = blocks[:, 16:48].contiguous()  # (n, 32)
+    nibbles = blocks[:, 48:].reshape(-1, 4, 32)
+    runs = out.view(-1, 8, 32)
+    for run in range(8):
+        low = nibbles[:, run // 2] >> 4 if run % 2 else nibbles[:, run // 2] & 0x0F
+        runs[:, run] = ((fifth >> run) & 1).mul_(16).bitwise_or_(low)
+    runs.mul_(scale).sub_(minimum)
+
+
+def dequantize_q6_k(blocks: Tensor, out: Tensor) -> None:
+    """128 bytes of low nibbles | 64 bytes of upper bit pairs | 16 x int8 scale | scale f16, offset by 32"""
+    # Each half of the block has 128 weights in four runs of 32, from 64 bytes of nibbles and 32 of pairs.
+    nibbles = blocks[:, :128].reshape(-1, 2, 2, 32)  # (n, half, run % 2, 32)
+    upper = blocks[:, 128:192].reshape(-1, 2, 32)  # (n, half, 32)
+    runs = out.view(-1, 2, 4, 32)
+    for run in range(4):
+        low = nibbles[:, :, run % 2] >> 4 if run >= 2 else nibbles[:, :, run] & 0x0F
+        runs[:, :, run] = ((upper >> (2 * run)) & 3).mul_(16).bitwise_or_(low)
+    scales = blocks[:, 192:208].view(torch.int8).float().mul_(_half(blocks, 208))  # (n, 16)
+    out.sub_(32).view(-1, 16, 16).mul_(scales.unsqueeze(2))
+
+
+def _half(blocks: Tensor, start: int) -> Tensor:
+    """The float16 at byte `start` of every block, as float32 of shape (num_blocks, 1)."""
+    return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
+
+
+def _unpack_nibbles(packed: Tensor, out: Tensor) -> None:
+    """(n, 16) bytes to (n, 32) numbers: first all low nibbles, then all high ones."""
+    packed = packed.contiguous()  # out of the stride of the blocks, once instead of twice
+    out[:, :16] = packed & 0x0F
+    out[:, 16:] = packed >> 4
+
+
+def _five_bits(fifth: Tensor, packed: Tensor) -> Tensor:
+    """(n, 4) bytes with a bit per weight and (n, 16) of nibbles, to uint8 (n, 32) in 0..31."""
+    weights = packed.new_empty((len(packed), 32))
+    _unpack_nibbles(packed, weights)
+    shifts = torch.arange(8, dtype=torch.uint8, device=fifth.device)
+    bits = (fifth.unsqueeze(2) >> shifts).bitwise_and_(1).mul_(16)  # (n, 4, 8)
+    return weights.bitwise_or_(bits.view(-1, 32))
+
+
+def _six_bit_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and minimum of the 8 runs of a Q4_K or Q5_K block, each float32 (n, 8, 1).
+
+    Of the 12 packed bytes, 0..3 and 4..7 hold the scales and minima of runs 0..3 in their low six bits. Runs
+    4..7 have four low bits in bytes 8..11 (scale below, minimum above) and two high bits atop bytes 0..7.
+    """
+    scales, minima, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scale = torch.cat([scales & 0x3F, (rest & 0x0F) | ((scales >> 2) & 0x30)], dim=1)
+    minimum = torch.cat([minima & 0x3F, (rest >> 4) | ((minima >> 2) & 0x30)], dim=1)
+    return (
+        scale.float().mul_(_half(blocks, 0)).unsqueeze(2),
+        minimum.float().mul_(_half(blocks, 2)).unsqueeze(2),
+    )
+
+
+_FORMATS = (
+    QuantFormat("F32", 0, 1, 4, torch.float32, dequantize_f32),
+    QuantFormat("F16", 1, 1, 2, torch.float16, dequantize_f16),
+    QuantFormat("BF16", 30, 1, 2, torch.bfloat16, dequantize_bf16),
+    QuantFormat("Q8_0", 8, 32, 34, torch.float32, dequantize_q8_0),
+    QuantFormat("Q4_0", 2, 32, 18, torch.float32, dequantize_q4_0),
+    QuantFormat("Q4_1", 3, 32, 20, torch.float32, dequantize_q4_1),
+    QuantFormat("Q5_0", 6, 32, 22, torch.float32, dequantize_q5_0),
+    QuantFormat("Q5_1", 7, 32, 24, torch.float32, dequantize_q5_1),
+    QuantFormat("Q4_K", 12, 256, 144, torch.float32, dequantize_q4_k),
+    QuantFormat("Q5_K", 13, 256, 176, torch.float32, dequantize_q5_k),
+    QuantFormat("Q6_K", 14, 256, 210, torch.float32, dequantize_q6_k),
+)
+
+FORMATS_BY_NAME: Mapping[str, QuantFormat] = MappingProxyType({each.name: each for each in _FORMATS})
+FORMATS_BY_TYPE_ID: Mapping[int, QuantFormat] = MappingProxyType({each.type_id: each for each in _FORMATS})
+
+# GGML's other types, known by name only, so that a refusal can say what it refuses.
+_OTHER_TYPE_NAMES: Mapping[int, str] = MappingProxyType(
+    {
+        4: "Q4_2",
+        5: "Q4_3",
+        9: "Q8_1",
+        10: "Q2_K",
+        11: "Q3_K",
+        15: "Q8_K",
+        16: "IQ2_XXS",
+        17: "IQ2_XS",
+        18: "IQ3_XXS",
+        19: "IQ1_S",
+        20: "IQ4_NL",
+        21: "IQ3_S",
+        22: "IQ2_S",
+        23: "IQ4_XS",
+        24: "I8",
+        25: "I16",
+        26: "I32",
+        27: "I64",
+        28: "F64",
+        29: "IQ1_M",
+        34: "TQ1_0",
+        35: "TQ2_0",
+        39: "MXFP4",
+        40: "NVFP4",
+        41: "Q1_0",
+    }
+)
+
+
+def type_name(type_id: int) -> str:
+    """GGML's name for a tensor type, supported here or not."""
+    if type_id in FORMATS_BY_TYPE_ID:
+        return FORMATS_BY_TYPE_ID[type_id].name
+    return _OTHER_TYPE_NAMES.get(type_id, f"GGML type {type_id}")
