@@ -1,0 +1,137 @@
+"""One decoder for Llama, Qwen2 and Qwen3: what differs between them is in the Architecture.
+
+Nothing is hidden: whoever calls `forward` hands in tokens, positions and the attention to use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ramify.models.families import Architecture
+from ramify.models.rope import inverse_frequencies, rotate
+
+# (layer, queries (T, heads, head_dim), keys and values (T, kv_heads, head_dim)) -> (T, heads * head_dim)
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class Linear:
+    """A weight that multiplies."""
+
+    def __init__(self, rows: int, columns: int, *, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
+        self.weight = torch.empty(rows, columns, dtype=dtype, device=device)
+        self.bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
+
+    def product(self, x: Tensor) -> Tensor:
+        """(T, columns) -> (T, rows)."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class Layer:
+    """The tensors of one layer; queries, keys and values are one product, gate and up another."""
+
+    def __init__(self, arch: Architecture, dtype: torch.dtype, device: torch.device) -> None:
+        queries, keys = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
+        hidden, inner = arch.hidden_size, arch.intermediate_size
+
+        def linear(rows: int, columns: int, bias: bool) -> Linear:
+            return Linear(rows, columns, bias=bias, dtype=dtype, device=device)
+
+        def norm(size: int) -> Tensor:
+            return torch.empty(size, dtype=dtype, device=device)
+
+        self.input_norm = norm(hidden)
+        self.qkv = linear(queries + 2 * keys, hidden, arch.qkv_bias)
+        self.query_norm = norm(arch.head_dim) if arch.qk_norm else None
+        self.key_norm = norm(arch.head_dim) if arch.qk_norm else None
+        self.output = linear(hidden, queries, arch.output_bias)
+        self.post_norm = norm(hidden)
+        self.gate_up = linear(2 * inner, hidden, arch.mlp_bias)
+        self.down = linear(hidden, inner, arch.mlp_bias)
+
+
+class Decoder:
+    """Token ids to hidden states to logits. Parameters are uninitialised until `weights.fill` has run."""
+
+    def __init__(self, arch: Architecture, dtype: torch.dtype, device: torch.device) -> None:
+        self.arch = arch
+        self.dtype = dtype
+        self.device = device
+        self.embedding = torch.empty(arch.vocab_size, arch.hidden_size, dtype=dtype, device=device)
+        self.layers = [Layer(arch, dtype, device) for _ in range(arch.num_layers)]
+        self.final_norm = torch.empty(arch.hidden_size, dtype=dtype, device=device)
+        self.head = self.embedding if arch.tie_embeddings else torch.empty_like(self.embedding)
+        self.frequencies = inverse_frequencies(arch.rope, arch.head_dim).to(device)
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """token_ids, positions (T,) -> hidden states after the last norm (T, hidden)."""
+        cosines, sines = self._turns(positions)
+        residual = F.embedding(token_ids, self.embedding)
+        for index, layer in enumerate(self.layers):
+            x = self._norm(residual, layer.input_norm)
+            queries, keys, values = self._qkv(layer, x, cosines, sines)
+            residual = residual + layer.output.product(attend(index, queries, keys, values))
+            x = self._norm(residual, layer.post_norm)
+            gate, up = layer.gate_up.product(x).chunk(2, dim=-1)
+            residual = residual + layer.down.product(F.silu(gate) * up)
+        return self._norm(residual, self.final_norm)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(R, hidden) -> (R, vocabulary) float32."""
+        return F.linear(hidden, self.head).float()
+
+    def _qkv(self, layer: Layer, x: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        arch = self.arch
+        packed = layer.qkv.product(x).view(x.shape[0], -1, arch.head_dim)
+        queries, keys, values = torch.split(packed, [arch.num_heads, arch.num_kv_heads, arch.num_kv_heads], dim=1)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            queries, keys = self._norm(queries, layer.query_norm), self._norm(keys, layer.key_norm)
+        return rotate(queries, cosines, sines), rotate(keys, cosines, sines), values
+
+    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = positions.float()[:, None, None] * self.frequencies  # (T, 1, head_dim / 2)
+        scale = self.arch.rope.attention_factor
+        return (angles.cos() * scale).to(self.dtype), (angles.sin() * scale).to(self.dtype)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMS norm, its mean square taken in float32 whatever the model's precision."""
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.arch.rms_norm_eps)
+        return weight * wide.to(x.dtype)
+
+
+def parameters(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter under its canonical (Hugging Face) name, as the part of the packed tensor where it belongs."""
+    arch = decoder.arch
+    yield "model.embed_tokens.weight", decoder.embedding
+    query_rows, key_rows = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
+    qkv = {"q": query_rows, "k": key_rows, "v": key_rows}
+    halves = {"gate": arch.intermediate_size, "up": arch.intermediate_size}
+    for index, layer in enumerate(decoder.layers):
+        name = f"model.layers.{index}"
+        yield f"{name}.input_layernorm.weight", layer.input_norm
+        yield from _packed(f"{name}.self_attn.{{}}_proj", layer.qkv, qkv)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            yield f"{name}.self_attn.q_norm.weight", layer.query_norm
+            yield f"{name}.self_attn.k_norm.weight", layer.key_norm
+        yield from _packed(f"{name}.self_attn.{{}}_proj", layer.output, {"o": arch.hidden_size})
+        yield f"{name}.post_attention_layernorm.weight", layer.post_norm
+        yield from _packed(f"{name}.mlp.{{}}_proj", layer.gate_up, halves)
+        yield from _packed(f"{name}.mlp.{{}}_proj", layer.down, {"down": arch.hidden_size})
+    yield "model.norm.weight", decoder.final_norm
+    if not arch.tie_embeddings:
+        yield "lm_head.weight", decoder.head
+
+
+def _packed(pattern: str, linear: Linear, rows: dict[str, int]) -> Iterator[tuple[str, Tensor]]:
+    start = 0
+    for part, count in rows.items():
+        yield f"{pattern.format(part)}.weight", linear.weight[start : start + count]
+        if linear.bias is not None:
+            yield f"{pattern.format(part)}.bias", linear.bias[start : start + count]
+        start += count

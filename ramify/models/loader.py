@@ -1,0 +1,100 @@
+"""From a ModelConfig to a decoder and a tokenizer, ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ramify.config import EngineConfig, ModelConfig
+from ramify.errors import InvalidInputError, ModelError
+from ramify.models import source, weights
+from ramify.models.decoder import Decoder
+from ramify.models.gguf_checkpoint import GGUFCheckpoint
+from ramify.models.st_file import SafetensorsCheckpoint, read_architecture
+from ramify.text.gguf_tokenizer import tokenizer_from_gguf
+from ramify.text.tokenizer import Tokenizer
+
+DTYPES = {
+    "half": torch.float16,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float": torch.float32,
+    "float32": torch.float32,
+}
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+class ModelLoader:
+    """Loads what a config names. Files are found (and fetched, if need be) once."""
+
+    def __init__(self, config: ModelConfig | EngineConfig, say: Callable[[str], None] = lambda _: None) -> None:
+        self.config = config.model_config if isinstance(config, EngineConfig) else config
+        self.path = source.resolve(self.config.model, say)
+        self._gguf: GGUFCheckpoint | None = None
+        if self.config.load_format == "gguf" and self.path.is_dir():
+            raise InvalidInputError("load_format 'gguf' needs a .gguf file, and model names a folder")
+        if self.config.load_format in ("safetensors", "dummy") and self.path.is_file():
+            raise InvalidInputError(f"load_format {self.config.load_format!r} needs a folder, and model names a file")
+        if self.path.is_file():
+            self._gguf = GGUFCheckpoint(self.path)
+
+    def load_model_and_tokenizer(self, device: str | None = None) -> tuple[Decoder, Tokenizer | None]:
+        """The tokenizer is None where a folder has none: such a model takes token ids."""
+        tokenizer = self.load_tokenizer()
+        return self.load_model(device), tokenizer
+
+    def load_model(self, device: str | None = None) -> Decoder:
+        target = resolve_device(device if device is not None else self.config.device)
+        try:
+            if self._gguf is not None:
+                return weights.load(self._gguf, self._dtype(self._gguf.arch.dtype, target), target)
+            if self.config.load_format == "dummy":
+                arch = read_architecture(self.path)
+                decoder = Decoder(arch, self._dtype(arch.dtype, target), target)
+                weights.fill_randomly(decoder, self.config.seed % 2**63)
+                return decoder
+            checkpoint = SafetensorsCheckpoint(self.path)
+            return weights.load(checkpoint, self._dtype(checkpoint.arch.dtype, target), target)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise ModelError(f"{self.path.name} does not fit in memory: {error}") from None
+
+    def load_tokenizer(self) -> Tokenizer | None:
+        if self.config.tokenizer is not None:
+            path = source.resolve(self.config.tokenizer)
+            if path.is_file():
+                return tokenizer_from_gguf(GGUFCheckpoint(path).metadata)
+            return Tokenizer.from_folder(path)
+        if self._gguf is not None:
+            return tokenizer_from_gguf(self._gguf.metadata)
+        named = any((self.path / name).exists() for name in TOKENIZER_FILES)
+        return Tokenizer.from_folder(self.path) if named else None
+
+    def _dtype(self, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
+        """auto: the checkpoint's own on a GPU (bfloat16 where the chip has it), float32 on a CPU."""
+        if self.config.dtype != "auto":
+            return DTYPES[self.config.dtype]
+        if device.type == "cpu":
+            return torch.float32
+        chosen = DTYPES.get(checkpoint_dtype, torch.float16)
+        if chosen is torch.float32:
+            return chosen
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+
+
+def resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise InvalidInputError(f"device {name!r} was asked for, but torch sees no GPU here")
+        if device.index is not None and device.index >= torch.cuda.device_count():
+            raise InvalidInputError(f"device {name!r}: there are {torch.cuda.device_count()} GPUs")
+    return device
+
+
+def get_model_and_tokenizer(
+    config: ModelConfig | EngineConfig, device: str | None = None
+) -> tuple[Decoder, Tokenizer | None]:
+    return ModelLoader(config).load_model_and_tokenizer(device)

@@ -1,0 +1,94 @@
+"""Rotary positions: which inverse frequencies a checkpoint's scaling rule gives."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+RopeKind = Literal["default", "linear", "llama3", "yarn", "factors"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """The facts of one checkpoint; each kind reads its own fields."""
+
+    theta: float = 10_000.0
+    kind: RopeKind = "default"
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    truncate: bool = True
+    factors: tuple[float, ...] = ()  # factors: one divisor per frequency, as GGUF files store llama3's rule
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
+    """(head_dim / 2,) float32: radians per position of each pair of dimensions."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequencies = 1.0 / (rope.theta**exponents)
+    match rope.kind:
+        case "default":
+            return frequencies
+        case "linear":
+            return frequencies / rope.factor
+        case "factors":
+            return frequencies / torch.tensor(rope.factors, dtype=torch.float32)
+        case "llama3":
+            return _llama3(rope, frequencies)
+        case "yarn":
+            return _yarn(rope, frequencies, head_dim)
+
+
+def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
+    """How much longer contexts sharpen attention (YaRN, equation 22; DeepSeek's variant with two scales)."""
+
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if mscale and mscale_all_dim:
+        return scale(mscale) / scale(mscale_all_dim)
+    return scale(1.0)
+
+
+def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
+    """Short wavelengths stay, long ones are divided by the factor, those between are blended."""
+    wavelengths = 2 * math.pi / frequencies
+    turns = rope.original_max_position_embeddings / wavelengths
+    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blended = (1 - blend) * frequencies / rope.factor + blend * frequencies
+    divided = frequencies / rope.factor
+    scaled = torch.where(turns < rope.low_freq_factor, divided, blended)
+    return torch.where(turns > rope.high_freq_factor, frequencies, scaled)
+
+
+def _yarn(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Dimensions that turn often keep their frequency, those that turn less than once are interpolated."""
+
+    def dimension_of(turns: float) -> float:
+        length = rope.original_max_position_embeddings
+        return head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # a ramp needs a width
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)
+    keep = 1 - ramp.clamp(0, 1)
+    return frequencies / rope.factor * (1 - keep) + frequencies * keep
+
+
+def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """x (tokens, heads, head_dim) turned by its position; cosines and sines are (tokens, 1, head_dim / 2).
+
+    Pairs are (i, i + head_dim / 2), as Hugging Face checkpoints lay them out.
+    """
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)

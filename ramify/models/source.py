@@ -1,0 +1,52 @@
+"""Where a model's files are: the embedded default, a folder, a .gguf file, or a hub id."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from ramify.errors import ModelNotFoundError
+from ramify.models import embedded
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# Weights, facts and text; nothing that could run.
+HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+
+
+def resolve(model: str, say: Callable[[str], None] = lambda _: None) -> Path:
+    """A local folder or .gguf file; fetches the embedded model or a hub snapshot where that is what was named."""
+    if model == embedded.NAME:
+        return embedded.fetch(say)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return path
+        hint = "give the folder it is in" if path.suffix == ".safetensors" else "a folder or a .gguf file is needed"
+        raise ModelNotFoundError(f"{path.name} is a file, but not a .gguf file: {hint}")
+    if HUB_ID.fullmatch(model):
+        return _from_hub(model, say)
+    raise ModelNotFoundError(
+        f"model {model!r} is not a folder, a .gguf file, a hub id (owner/name) or {embedded.NAME!r}, the default"
+    )
+
+
+def _from_hub(model: str, say: Callable[[str], None]) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ImportError:
+        raise ModelNotFoundError(
+            f"{model!r} is no local folder, and fetching from the hub needs the package huggingface_hub"
+        ) from None
+    say(f"Looking for {model} in the local hub cache and on the hub")
+    try:
+        return Path(snapshot_download(model, allow_patterns=HUB_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelNotFoundError(
+            f"{model!r} could not be fetched from the hub ({reason}); name a local folder, a .gguf file or "
+            f"{embedded.NAME!r}"
+        ) from None

@@ -1,0 +1,103 @@
+"""Hugging Face folders: config.json and safetensors files, whole or sharded, memory-mapped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ramify.errors import FileFormatError, ModelNotFoundError
+from ramify.models.families import Architecture, architecture_from_config
+from ramify.models.weights import EMBEDDING
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+LARGEST_JSON = 64 * 2**20
+
+
+class SafetensorsCheckpoint:
+    """The tensors of a folder. Opening reads headers only; a tensor is read when its turn comes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.arch = read_architecture(folder)
+        self._files = _open_all(folder)
+        self._shapes = {
+            name: tuple(file.get_slice(name).get_shape())
+            for file in self._files
+            for name in file.keys()  # noqa: SIM118 - not a dict
+        }
+        if sum(len(file.keys()) for file in self._files) != len(self._shapes):
+            raise FileFormatError(f"{folder.name}: a tensor stands in two shards")
+        for name in [name for name in self._shapes if name.endswith("rotary_emb.inv_freq")]:
+            del self._shapes[name]  # old Llama checkpoints store what config.json already says
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._shapes
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        if EMBEDDING in self._shapes:  # first, so that a repeated tied head can be compared with it
+            owner = next(file for file in self._files if EMBEDDING in file.keys())  # noqa: SIM118
+            yield EMBEDDING, owner.get_tensor(EMBEDDING)
+        for file in self._files:
+            for name in file.keys():  # noqa: SIM118
+                if name != EMBEDDING and name in self._shapes:
+                    yield name, file.get_tensor(name)
+
+
+def read_architecture(folder: Path) -> Architecture:
+    generation = folder / "generation_config.json"
+    return architecture_from_config(
+        read_json(folder / "config.json"), read_json(generation) if generation.exists() else None
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; anything else there is a FileFormatError."""
+    try:
+        if path.stat().st_size > LARGEST_JSON:
+            raise FileFormatError(f"{path.name} is larger than {LARGEST_JSON} bytes")
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"{path.parent.name} has no {path.name}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise FileFormatError(f"{path.name} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise FileFormatError(f"{path.name} must hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _open_all(folder: Path) -> list[Any]:
+    index = folder / INDEX
+    if index.exists():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise FileFormatError(f"{INDEX} has no usable weight_map")
+        files = {name: _open(folder, name) for name in sorted(set(weight_map.values()))}
+        for tensor, name in weight_map.items():
+            if tensor not in files[name].keys():  # noqa: SIM118
+                raise FileFormatError(f"{INDEX} places {tensor} in {name}, which does not hold it")
+        return list(files.values())
+    if (folder / SINGLE).exists():
+        return [_open(folder, SINGLE)]
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+        raise ModelNotFoundError(
+            f"{folder.name} holds pickle weights (.bin, .pt), which can run code and are never loaded: "
+            "convert them to safetensors"
+        )
+    raise ModelNotFoundError(f"{folder.name} has neither {SINGLE} nor {INDEX}")
+
+
+def _open(folder: Path, name: str) -> Any:
+    if Path(name).name != name or not name.endswith(".safetensors"):
+        raise FileFormatError(f"{INDEX} names {name!r}, which is not a safetensors file of its folder")
+    try:
+        return safe_open(folder / name, framework="pt")
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"{folder.name} has no {name}, which {INDEX} names") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FileFormatError(f"{name} is not a sound safetensors file: {error}") from None

@@ -1,0 +1,102 @@
+"""Strict filling: every parameter exactly once, nothing left over, shapes checked before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ramify.errors import WeightsError
+from ramify.models.decoder import Decoder, parameters
+from ramify.models.families import Architecture
+
+TIED_HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+
+
+class Checkpoint(Protocol):
+    """A source of tensors under canonical names."""
+
+    arch: Architecture
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Name and shape of every tensor, known without reading any of them."""
+
+    def tensors(self) -> Iterable[tuple[str, Tensor]]:
+        """Every tensor, one after the other."""
+
+
+def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """A decoder filled from a checkpoint whose tensors were first found to fit."""
+    check_shapes(checkpoint.arch, checkpoint.shapes)
+    decoder = Decoder(checkpoint.arch, dtype, device)
+    fill(decoder, checkpoint.tensors())
+    return decoder
+
+
+def check_shapes(arch: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises WeightsError unless the names and shapes are exactly what the architecture asks for."""
+    if arch.num_layers > len(shapes):  # before a loop over layers that a damaged file merely claims
+        raise WeightsError(f"{arch.num_layers} layers cannot be filled from {len(shapes)} tensors")
+    skeleton = Decoder(arch, torch.float32, torch.device("meta"))
+    left_over = dict(shapes)
+    if arch.tie_embeddings and left_over.get(TIED_HEAD) == left_over.get(EMBEDDING):
+        left_over.pop(TIED_HEAD, None)  # some tied checkpoints repeat the embedding; `fill` compares them
+    for name, target in parameters(skeleton):
+        shape = left_over.pop(name, None)
+        if shape is None:
+            raise WeightsError(f"the checkpoint lacks {name}")
+        if shape != tuple(target.shape):
+            raise WeightsError(f"{name} must have shape {tuple(target.shape)}, got {shape}")
+    if left_over:
+        raise WeightsError(f"the checkpoint has tensors the model does not know: {_some(left_over)}")
+
+
+@torch.inference_mode()
+def fill(decoder: Decoder, stream: Iterable[tuple[str, Tensor]]) -> None:
+    """Copies a stream of (name, tensor) into place; raises WeightsError unless it fills everything exactly once."""
+    missing = dict(parameters(decoder))
+    known = frozenset(missing)
+    for name, tensor in stream:
+        if name == TIED_HEAD and decoder.arch.tie_embeddings:
+            _check_tied(decoder, tensor, embedding_filled=EMBEDDING not in missing)
+            continue
+        target = missing.pop(name, None)
+        if target is None:
+            reason = "was given twice" if name in known else "is not known to the model"
+            raise WeightsError(f"{name} {reason}")
+        if tensor.shape != target.shape:
+            raise WeightsError(f"{name} must have shape {tuple(target.shape)}, got {tuple(tensor.shape)}")
+        if tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+            raise WeightsError(f"{name} must hold floating-point numbers, got {tensor.dtype}")
+        target.copy_(tensor)
+    if missing:
+        raise WeightsError(f"the checkpoint lacks {_some(missing)}")
+
+
+def fill_randomly(decoder: Decoder, seed: int) -> None:
+    """Random weights of a usual size, the same for the same seed: for benchmarks, not for reading."""
+    generator = torch.Generator(device=decoder.device).manual_seed(seed)
+    for name, tensor in parameters(decoder):
+        if name.endswith("norm.weight"):
+            tensor.fill_(1.0)
+        elif name.endswith(".bias"):
+            tensor.zero_()
+        else:
+            tensor.normal_(0.0, 0.02, generator=generator)
+
+
+def _check_tied(decoder: Decoder, head: Tensor, *, embedding_filled: bool) -> None:
+    expected = decoder.embedding
+    if not embedding_filled:
+        raise WeightsError(f"{TIED_HEAD} came before {EMBEDDING}, to which it is tied")
+    if head.shape != expected.shape or not torch.equal(head.to(expected.device, expected.dtype), expected):
+        raise WeightsError(f"{TIED_HEAD} differs from {EMBEDDING}, but the config says they are tied")
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
