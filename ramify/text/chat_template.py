@@ -1,0 +1,125 @@
+"""ChatTemplate: a conversation to the text a model was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.meta
+
+from ramify.errors import ChatTemplateError
+from ramify.text.messages import plain_data, validate_messages
+from ramify.text.template_limits import Budget, LimitError
+from ramify.text.template_sandbox import LimitedEnvironment
+
+__all__ = ["ChatTemplate", "validate_messages"]
+
+# The longest templates have some ten thousand characters; compiling this many can take seconds.
+_MAX_SOURCE_CHARACTERS = 128 * 1024
+_MAX_DATE_FORMAT_CHARACTERS = 256
+# `transformers` always hands these over, so templates ask whether they are none, not if they are defined.
+_ALWAYS_DEFINED = ("tools", "documents")
+
+
+class ChatTemplate:
+    """A compiled chat template. Rendering gives what `transformers` gives, or ChatTemplateError.
+
+    The template is not trusted: it runs in Jinja's sandbox, sees plain data only, and stops at the limits for
+    time and size. One template may be rendered from several threads at once.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        max_output_characters: int = 4 * 2**20,
+        time_limit_seconds: float = 2.0,
+    ) -> None:
+        if len(source) > _MAX_SOURCE_CHARACTERS:
+            raise ChatTemplateError(
+                f"the chat template has {len(source)} characters, more than {_MAX_SOURCE_CHARACTERS}"
+            )
+        self.source = source
+        self._special_tokens = dict(special_tokens)
+        self._max_output_characters = max_output_characters
+        self._time_limit_seconds = time_limit_seconds
+        self._environment = LimitedEnvironment()
+        self._environment.globals["raise_exception"] = _raise_exception
+        self._environment.globals["strftime_now"] = _strftime_now
+        try:
+            tree = self._environment.parse(source)
+            names = jinja2.meta.find_undeclared_variables(tree)
+            code = self._environment.compile(tree)
+            self._template = jinja2.Template.from_code(self._environment, code, self._environment.make_globals(None))
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatTemplateError(f"the chat template is malformed (line {error.lineno}): {error}") from None
+        except RecursionError:
+            raise ChatTemplateError("the chat template is nested too deeply") from None
+        except Exception as error:
+            # Whatever Jinja or Python's compiler says of generated code that is too large or too deep.
+            raise ChatTemplateError(f"the chat template cannot be compiled: {_said(error)}") from None
+        self._variables = frozenset(names - self._environment.globals.keys())
+
+    def variables(self) -> frozenset[str]:
+        """The names the template reads from outside."""
+        return self._variables
+
+    def render(
+        self, /, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any
+    ) -> str:
+        """The text of `messages`; `kwargs` are further variables (`tools`, `enable_thinking`).
+
+        Names that the template does not read are refused, since they would do nothing.
+        """
+        unknown = sorted(kwargs.keys() - self._variables)
+        if unknown:
+            known = sorted(self._variables - self._special_tokens.keys() - {"messages", "add_generation_prompt"})
+            raise ChatTemplateError(
+                f"the chat template does not read {', '.join(unknown)}; it reads {', '.join(known) or 'no such names'}"
+            )
+        variables = {
+            **dict.fromkeys(_ALWAYS_DEFINED),
+            **self._special_tokens,
+            **{name: plain_data(value, name) for name, value in kwargs.items()},
+            "messages": validate_messages(messages),
+            "add_generation_prompt": bool(add_generation_prompt),
+        }
+        budget = Budget(max_characters=self._max_output_characters, time_limit_seconds=self._time_limit_seconds)
+        self._environment.budget = budget
+        try:
+            pieces: list[str] = []
+            total = 0
+            for piece in self._template.generate(variables):
+                total += len(piece)
+                budget.require(total)
+                pieces.append(piece)
+            return "".join(pieces)
+        except LimitError as error:
+            raise ChatTemplateError(f"the chat template was stopped: {error}") from None
+        except jinja2.exceptions.SecurityError as error:
+            raise ChatTemplateError(f"the chat template does what is not allowed: {error}") from None
+        except jinja2.UndefinedError as error:
+            raise ChatTemplateError(f"the chat template uses what is not there: {error}") from None
+        except RecursionError:
+            raise ChatTemplateError("the chat template calls itself too deeply") from None
+        except Exception as error:
+            # Template code can fail in every way Python code can.
+            raise ChatTemplateError(f"the chat template failed: {_said(error)}") from None
+
+
+def _said(error: Exception) -> str:
+    """What an error says, with its kind where Python raised it and not a template on purpose."""
+    return str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+
+
+def _raise_exception(message: object) -> None:
+    raise jinja2.TemplateError(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    if len(pattern) > _MAX_DATE_FORMAT_CHARACTERS:
+        raise LimitError("the template's date format is too long")
+    return datetime.now().strftime(pattern)

@@ -1,0 +1,208 @@
+"""The tokenizer that the metadata of a GGUF file describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from ramify.errors import FileFormatError, UnsupportedModelError
+from ramify.text.gguf_vocabulary import TokenType, Vocabulary, optional_bool, optional_id, read_vocabulary
+from ramify.text.tokenizer import Tokenizer, backend_panics_become
+
+_CONTRACTIONS_AND_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_SYMBOLS_AND_SPACES = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_BYTE_LEVEL_FAMILIES = ("gpt-2", "llama-bpe", "qwen2", "smollm")
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's visible space
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
+    """Build the tokenizer from `tokenizer.*` keys; arrays may be lists or numpy arrays.
+
+    Generation ends at any of the tokens named as end of sequence, of turn or of message (llama.cpp ends at
+    all three). llama.cpp also guesses further ones by their spelling; we trust the file alone.
+    """
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind is None:
+        raise FileFormatError("the GGUF file has no tokenizer (no tokenizer.ggml.model)")
+    if kind not in ("gpt2", "llama"):
+        raise UnsupportedModelError(f"GGUF tokenizer model {kind!r} is not supported; known are 'gpt2' and 'llama'")
+    vocabulary = read_vocabulary(metadata)
+    pre = metadata.get("tokenizer.ggml.pre")
+    with backend_panics_become(FileFormatError, "the GGUF tokenizer cannot be built"):
+        backend = (
+            _byte_level_backend(vocabulary, metadata, pre)
+            if kind == "gpt2"
+            else _sentencepiece_backend(vocabulary, metadata)
+        )
+        _add_special_tokens(backend, vocabulary)
+    # llama.cpp's choices where the file says nothing.
+    add_bos = optional_bool(metadata, "add_bos_token", default=kind == "llama" or pre == "llama-bpe")
+    add_eos = optional_bool(metadata, "add_eos_token", default=False)
+    ids = _role_ids(vocabulary, metadata, kind)
+    backend.post_processor = _post_processor(
+        vocabulary, ids.get("bos_token") if add_bos else None, ids.get("eos_token") if add_eos else None
+    )
+    ends = [
+        ids.get("eos_token"),
+        *(optional_id(metadata, f"{end}_token_id", vocabulary) for end in ("eot", "eom")),
+    ]
+    return Tokenizer(
+        backend,
+        special_tokens={role: vocabulary.tokens[token_id] for role, token_id in ids.items()},
+        eos_token_ids=frozenset(token_id for token_id in ends if token_id is not None),
+        bos_token_id=ids.get("bos_token"),
+        chat_templates=_chat_templates(metadata),
+    )
+
+
+def _byte_level_backend(vocabulary: Vocabulary, metadata: Mapping[str, Any], pre: object) -> tokenizers.Tokenizer:
+    if pre not in _BYTE_LEVEL_FAMILIES:
+        raise UnsupportedModelError(
+            f"GGUF pre-tokenizer {pre!r} (tokenizer.ggml.pre) is not supported; known are "
+            + ", ".join(map(repr, _BYTE_LEVEL_FAMILIES))
+        )
+    merges = metadata.get("tokenizer.ggml.merges")
+    if not isinstance(merges, list) or not set(map(type, merges)) <= {str}:
+        raise FileFormatError("tokenizer.ggml.merges must be an array of texts")
+    # No piece has a space of its own: the byte-level alphabet spells it otherwise.
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    if not set(map(len, pairs)) <= {2}:
+        wrong = next(merge for merge, pair in zip(merges, pairs, strict=True) if len(pair) != 2)
+        raise FileFormatError(f"tokenizer.ggml.merges: {wrong!r} is not two pieces with a space between")
+    backend = _backend(vocabulary, pairs, ignore_merges=pre == "llama-bpe")
+    if pre == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = _byte_level_pre_tokenizer(str(pre))
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _byte_level_pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
+    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if pre == "gpt-2":
+        return gpt2
+    if pre == "smollm":
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
+    digits = r"\p{N}{1,3}" if pre == "llama-bpe" else r"\p{N}"
+    pattern = Regex(_CONTRACTIONS_AND_WORDS + digits + _SYMBOLS_AND_SPACES)
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(pattern, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def _sentencepiece_backend(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    unknown = optional_id(metadata, "unknown_token_id", vocabulary)
+    if unknown is None and TokenType.UNKNOWN in vocabulary.types:
+        unknown = vocabulary.types.index(TokenType.UNKNOWN)
+    backend = _backend(
+        vocabulary,
+        _merges_by_score(vocabulary),
+        unk_token=None if unknown is None else vocabulary.tokens[unknown],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    steps: list[decoders.Decoder] = [
+        decoders.Replace(_SPACE, " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+    ]
+    if optional_bool(metadata, "add_space_prefix", default=True):
+        # As llama.cpp has it, the text behind every special token gets its own space.
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
+        steps.append(decoders.Strip(" ", 1, 0))
+    else:
+        backend.normalizer = normalizers.Replace(" ", _SPACE)
+    backend.decoder = decoders.Sequence(steps)
+    return backend
+
+
+def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """All pairs of pieces that make a piece, best first, so that merging by rank is merging by score.
+
+    SentencePiece breaks a tie between two pairs of equal score by place in the text, leftmost first, which
+    ranks cannot say. Scores of trained models differ, so ties are only between cuts of one piece; the longer
+    left part goes first, as merging from the left leaves the short rest at the right. Pieces marked unused
+    take no part, where SentencePiece would merge and then split them again.
+    """
+    scores = vocabulary.scores
+    if scores is None:
+        raise FileFormatError("tokenizer.ggml.scores is missing")
+    ordinary = {
+        token: token_id
+        for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
+        if kind == TokenType.NORMAL
+    }
+    merges: list[tuple[str, str]] = []
+    for token in sorted(ordinary, key=lambda token: (-scores[ordinary[token]], ordinary[token])):
+        for cut in range(len(token) - 1, 0, -1):
+            left, right = token[:cut], token[cut:]
+            if left in ordinary and right in ordinary:
+                merges.append((left, right))
+    return merges
+
+
+def _backend(vocabulary: Vocabulary, merges: Sequence[tuple[str, ...]], **options: Any) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer(
+            models.BPE(vocab=vocabulary.id_of_token, merges=cast(list[tuple[str, str]], merges), **options)
+        )
+    except Exception as error:
+        # For instance a merge of pieces that are not in the vocabulary.
+        raise FileFormatError(f"the GGUF tokenizer's vocabulary and merges do not fit: {error}") from None
+
+
+def _add_special_tokens(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
+    special, defined = [], []
+    for token_id, kind in enumerate(vocabulary.types):
+        if kind == TokenType.NORMAL:
+            continue
+        if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
+            special.append(vocabulary.tokens[token_id])
+        elif kind == TokenType.USER_DEFINED:
+            defined.append(vocabulary.tokens[token_id])
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in defined])
+
+
+def _role_ids(vocabulary: Vocabulary, metadata: Mapping[str, Any], kind: str) -> dict[str, int]:
+    # SentencePiece's customary places, which llama.cpp assumes too.
+    defaults = {"bos_token": 1, "eos_token": 2} if kind == "llama" and len(vocabulary.tokens) > 2 else {}
+    ids = {}
+    for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        token_id = optional_id(metadata, f"{key}_token_id", vocabulary)
+        if token_id is None:
+            token_id = defaults.get(f"{role}_token")
+        if token_id is not None:
+            ids[f"{role}_token"] = token_id
+    return ids
+
+
+def _post_processor(vocabulary: Vocabulary, bos: int | None, eos: int | None) -> processors.PostProcessor | None:
+    before, after = (["BOS"] if bos is not None else []), (["EOS"] if eos is not None else [])
+    named = [
+        {"id": name, "ids": [token_id], "tokens": [vocabulary.tokens[token_id]]}
+        for name, token_id in (("BOS", bos), ("EOS", eos))
+        if token_id is not None
+    ]
+    if not named:
+        return None
+    single = [*before, "$A", *after]
+    return processors.TemplateProcessing(single=single, pair=[*single, "$B"], special_tokens=named)
+
+
+def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    key = "tokenizer.chat_template"
+    templates = {}
+    for name, value in metadata.items():
+        if name == f"{key}s" or (name != key and not name.startswith(f"{key}.")):
+            continue  # the plural lists the names only
+        if not isinstance(value, str):
+            raise FileFormatError(f"{name} must be a text")
+        templates["default" if name == key else name.removeprefix(f"{key}.")] = value
+    return templates

@@ -1,0 +1,91 @@
+"""Checking the messages of a conversation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ramify.errors import InvalidInputError, UnsupportedError
+
+_ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MAX_DEPTH = 64
+
+
+def validate_messages(messages: object) -> list[dict[str, Any]]:
+    """The messages as plain data, every content a text or None; InvalidInputError names what is wrong.
+
+    Text parts of one content are joined by line breaks. `content` may be missing only where `tool_calls`
+    stand in its place. Other keys (name, tool_calls, tool_call_id) are passed on as they are.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise InvalidInputError(f"messages must be a list of messages, not {type(messages).__name__}")
+    if not messages:
+        raise InvalidInputError("messages must not be empty")
+    return [_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
+
+
+def _message(message: object, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InvalidInputError(f"{where} must be an object with role and content, not {type(message).__name__}")
+    if "role" not in message:
+        raise InvalidInputError(f"{where}.role is missing")
+    role = message["role"]
+    if not isinstance(role, str) or not _ROLE.fullmatch(role):
+        raise InvalidInputError(f"{where}.role must be a word of letters, digits, _ and -, not {role!r:.80}")
+    if "content" not in message and not message.get("tool_calls"):
+        raise InvalidInputError(f"{where}.content is missing")
+    checked: dict[str, Any] = {}
+    for key, value in message.items():
+        if not isinstance(key, str):
+            raise InvalidInputError(f"{where} has a key that is no text: {key!r:.80}")
+        checked[key] = _content(value, f"{where}.content") if key == "content" else plain_data(value, f"{where}.{key}")
+    return checked
+
+
+def _content(content: object, where: str) -> str | None:
+    if content is None:
+        return None
+    if isinstance(content, str):
+        return _plain_text(content, where)
+    if not isinstance(content, list):
+        raise InvalidInputError(f"{where} must be a text, null or a list of parts, not {type(content).__name__}")
+    return "\n".join(_part(part, f"{where}[{place}]") for place, part in enumerate(content))
+
+
+def _part(part: object, where: str) -> str:
+    if not isinstance(part, Mapping):
+        raise InvalidInputError(f"{where} must be an object with a type, not {type(part).__name__}")
+    if part.get("type") != "text":
+        raise UnsupportedError(f"{where}.type {part.get('type')!r:.80} is not supported; only 'text' is")
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise InvalidInputError(f"{where}.text must be a text, not {type(text).__name__}")
+    return _plain_text(text, f"{where}.text")
+
+
+def _plain_text(text: str, where: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(f"{where} has a lone surrogate at position {error.start}") from None
+    # A subclass could bring methods that a template may call.
+    return str.__str__(text)
+
+
+def plain_data(value: object, where: str, depth: int = 0) -> Any:
+    """A copy made of JSON's types alone: templates must not get hold of objects with methods of their own."""
+    if depth > _MAX_DEPTH:
+        raise InvalidInputError(f"{where} is nested more than {_MAX_DEPTH} levels deep")
+    if value is None or type(value) in (bool, int, float):
+        return value
+    if isinstance(value, str):
+        return _plain_text(value, where)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise InvalidInputError(f"{where} has a key that is no text: {key!r:.80}")
+        return {str.__str__(key): plain_data(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_data(item, f"{where}[{place}]", depth + 1) for place, item in enumerate(value)]
+    raise InvalidInputError(f"{where} must be made of JSON types, not {type(value).__name__}")

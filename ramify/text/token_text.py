@@ -1,0 +1,214 @@
+"""How token spellings become text, one token at a time, for each kind of decoder.
+
+ByteLevel         Every token spells bytes, and the text is their UTF-8 reading, bad parts replaced. At
+                  most the three bytes of an unfinished character are held.
+Pieces            SentencePiece style: tokens spell text, `<0xNN>` tokens spell one byte. The decoder reads
+                  a run of byte tokens as a whole: text if all of it is valid UTF-8, else one U+FFFD for
+                  each byte. So a run is held until it ends, or until it cannot become valid any more;
+                  then its bytes come out one by one. Only the run's growing UTF-8 state is kept, so a
+                  long run costs no more for each token than a short one.
+Spaced            No decoder at all: tokens joined by spaces.
+Whole             Any other decoder: nothing is certain before the end, so all text comes with `flush`.
+                  The text stays exact, streaming is what is given up.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from ramify.text.tokenizer import Tokenizer
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# Two hexadecimal digits as Rust reads them, where a plus sign may stand before a single one.
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
+
+
+class TextAssembler(Protocol):
+    """Turns token spellings, special tokens already left out, into text."""
+
+    def push(self, token: str) -> str: ...
+
+    def flush(self) -> str: ...
+
+    def fork(self) -> TextAssembler: ...
+
+
+def assembler_for(tokenizer: Tokenizer) -> TextAssembler:
+    """The assembler whose text is that of the tokenizer's own decoder."""
+    description = tokenizer.decoder_description
+    if description is None:
+        return Spaced()
+    steps = description["decoders"] if description["type"] == "Sequence" else [description]
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return ByteLevel(byte_of_character())
+    pieces = _pieces_of(steps) if kinds and "Fuse" in kinds else None
+    return Whole(tokenizer.backend.decoder.decode) if pieces is None else pieces
+
+
+def _pieces_of(steps: list[Mapping[str, Any]]) -> Pieces | None:
+    """Replacements by token, perhaps ByteFallback, Fuse, perhaps one Strip at the start; else None."""
+    replacements: list[tuple[str, str]] = []
+    byte_fallback = False
+    remaining = list(steps)
+    while remaining and remaining[0]["type"] == "Replace" and "String" in remaining[0]["pattern"]:
+        step = remaining.pop(0)
+        replacements.append((step["pattern"]["String"], step["content"]))
+    if remaining and remaining[0]["type"] == "ByteFallback":
+        byte_fallback = True
+        remaining.pop(0)
+    if not remaining or remaining.pop(0)["type"] != "Fuse":
+        return None
+    if not remaining:
+        return Pieces(tuple(replacements), byte_fallback=byte_fallback)
+    strip = remaining.pop(0)
+    if remaining or strip["type"] != "Strip" or strip["stop"] != 0:
+        return None
+    return Pieces(
+        tuple(replacements),
+        byte_fallback=byte_fallback,
+        stripped=strip["content"],
+        strip_count=strip["start"],
+    )
+
+
+def byte_of_character() -> dict[str, int]:
+    """The alphabet of byte-level BPE: printable bytes stand for themselves, the others for U+0100 onwards."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(0x100 + place): byte for place, byte in enumerate(others)})
+    return alphabet
+
+
+class ByteLevel:
+    def __init__(self, alphabet: Mapping[str, int]) -> None:
+        self._alphabet = alphabet
+        self._reader = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: str) -> str:
+        try:
+            spelled = bytes([self._alphabet[character] for character in token])
+        except KeyError:
+            # An added token, written as plain text.
+            spelled = token.encode("utf-8")
+        return self._reader.decode(spelled)
+
+    def flush(self) -> str:
+        return self._reader.decode(b"", final=True)
+
+    def fork(self) -> ByteLevel:
+        copy = ByteLevel(self._alphabet)
+        copy._reader.setstate(self._reader.getstate())
+        return copy
+
+
+class Pieces:
+    def __init__(
+        self,
+        replacements: tuple[tuple[str, str], ...],
+        *,
+        byte_fallback: bool,
+        stripped: str = " ",
+        strip_count: int = 0,
+    ) -> None:
+        self._replacements = replacements
+        self._byte_fallback = byte_fallback
+        self._stripped = stripped
+        self._strip_count = strip_count  # how many leading characters may still be dropped
+        self._reader = codecs.getincrementaldecoder("utf-8")("strict")
+        self._run_text: list[str] = []
+        self._run_length = 0
+        self._run_is_valid = True
+
+    def push(self, token: str) -> str:
+        for old, new in self._replacements:
+            token = token.replace(old, new)
+        byte = _BYTE_TOKEN.fullmatch(token) if self._byte_fallback else None
+        if byte is not None:
+            return self._strip(self._push_byte(int(byte[1], 16)))
+        return self._strip(self._end_run() + token)
+
+    def flush(self) -> str:
+        return self._strip(self._end_run())
+
+    def fork(self) -> Pieces:
+        copy = Pieces(
+            self._replacements,
+            byte_fallback=self._byte_fallback,
+            stripped=self._stripped,
+            strip_count=self._strip_count,
+        )
+        copy._reader.setstate(self._reader.getstate())
+        copy._run_text = list(self._run_text)
+        copy._run_length = self._run_length
+        copy._run_is_valid = self._run_is_valid
+        return copy
+
+    def _push_byte(self, byte: int) -> str:
+        if not self._run_is_valid:
+            return _REPLACEMENT
+        self._run_length += 1
+        try:
+            self._run_text.append(self._reader.decode(bytes([byte])))
+        except UnicodeDecodeError:
+            self._run_is_valid = False
+            self._run_text.clear()
+            return _REPLACEMENT * self._run_length
+        return ""
+
+    def _end_run(self) -> str:
+        text = ""
+        if self._run_is_valid and self._run_length:
+            unfinished, _ = self._reader.getstate()
+            text = _REPLACEMENT * self._run_length if unfinished else "".join(self._run_text)
+        self._reader.reset()
+        self._run_text.clear()
+        self._run_length = 0
+        self._run_is_valid = True
+        return text
+
+    def _strip(self, text: str) -> str:
+        while self._strip_count and text:
+            if not text.startswith(self._stripped):
+                self._strip_count = 0
+                break
+            text = text[len(self._stripped) :]
+            self._strip_count -= 1
+        return text
+
+
+class Spaced:
+    def __init__(self, separator: str = "") -> None:
+        self._separator = separator
+
+    def push(self, token: str) -> str:
+        text = self._separator + token
+        self._separator = " "
+        return text
+
+    def flush(self) -> str:
+        return ""
+
+    def fork(self) -> Spaced:
+        return Spaced(self._separator)
+
+
+class Whole:
+    def __init__(self, decode: Callable[[list[str]], str], tokens: tuple[str, ...] = ()) -> None:
+        self._decode = decode
+        self._tokens = list(tokens)
+
+    def push(self, token: str) -> str:
+        self._tokens.append(token)
+        return ""
+
+    def flush(self) -> str:
+        tokens, self._tokens = self._tokens, []
+        return self._decode(tokens)
+
+    def fork(self) -> Whole:
+        return Whole(self._decode, tuple(self._tokens))

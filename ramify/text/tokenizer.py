@@ -1,0 +1,141 @@
+"""Tokenizer: text to token ids and back, with what a model says about its special tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from ramify.errors import FileFormatError, InvalidInputError
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class Tokenizer:
+    """A `tokenizers.Tokenizer` with the facts the engine needs beside it.
+
+    `encode` gives the ids that `transformers` gives for the same files: BOS and EOS stand exactly where the
+    backend's post-processor puts them, and special tokens written out in the text become their single ids.
+    Nothing is ever cut off or padded. `decode` is the backend's decoding, without any clean-up of spaces.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        eos_token_ids: frozenset[int] | None = None,
+        bos_token_id: int | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+    ) -> None:
+        """`special_tokens` maps roles ("bos_token") to texts; ids not given are looked up from it."""
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.special_tokens: dict[str, str] = dict(special_tokens or {})
+        self.chat_templates: dict[str, str] = dict(chat_templates or {})
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        self.bos_token_id = self._role_id("bos_token") if bos_token_id is None else bos_token_id
+        if eos_token_ids is None:
+            eos_token_id = self._role_id("eos_token")
+            eos_token_ids = frozenset() if eos_token_id is None else frozenset({eos_token_id})
+        self.eos_token_ids: frozenset[int] = eos_token_ids
+        self.special_token_ids: frozenset[int] = frozenset(
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        self.byte_token_ids: frozenset[int] = frozenset()
+        if _uses_byte_fallback(self.decoder_description):
+            self.byte_token_ids = frozenset(
+                token_id for token, token_id in vocabulary.items() if _BYTE_TOKEN.fullmatch(token)
+            )
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> Tokenizer:
+        """The tokenizer of a Hugging Face model folder."""
+        from ramify.text.tokenizer_folder import load_folder
+
+        return load_folder(Path(path))
+
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The wrapped tokenizer; whoever changes it breaks the promises above."""
+        return self._backend
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template named "default", or the only one there is; others are in `chat_templates`."""
+        if len(self.chat_templates) == 1:
+            return next(iter(self.chat_templates.values()))
+        return self.chat_templates.get("default")
+
+    @property
+    def decoder_description(self) -> dict[str, Any] | None:
+        """The backend's decoder as the JSON object that tokenizer.json holds for it."""
+        if self._backend.decoder is None:
+            return None
+        description: dict[str, Any] = json.loads(self._backend.decoder.__getstate__())
+        return description
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; `add_special_tokens` says whether the post-processor may add BOS and EOS."""
+        if not isinstance(text, str):
+            raise InvalidInputError(f"text must be a str, not {type(text).__name__}")
+        try:
+            # Only Python can hold a lone surrogate; the backend would refuse it as "not a str".
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidInputError(
+                f"text has a lone surrogate at position {error.start}: it is no valid Unicode"
+            ) from None
+        with backend_panics_become(InvalidInputError, "text cannot be tokenized"):
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `ids`; ids that name no token give no text, as in `tokenizers`."""
+        try:
+            text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        except (OverflowError, TypeError) as error:
+            raise InvalidInputError(f"ids must be token ids (integers from 0 on): {error}") from None
+        return text
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The vocabulary's spelling of a token, None where there is none."""
+        if not 0 <= token_id < self.vocab_size:
+            return None
+        return self._backend.id_to_token(token_id)
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token in the vocabulary's spelling, None where there is none."""
+        return self._backend.token_to_id(token)
+
+    def _role_id(self, role: str) -> int | None:
+        token = self.special_tokens.get(role)
+        return None if token is None else self._backend.token_to_id(token)
+
+
+@contextmanager
+def backend_panics_become(kind: type[InvalidInputError] | type[FileFormatError], what: str) -> Iterator[None]:
+    """Turn a panic of the Rust backend into an error of ours.
+
+    A panic is no Exception but a BaseException, so it would end a server thread. Known cause: a run of ten
+    million white-space characters makes the regular-expression engine give up.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise kind(f"{what}: {error}") from None
+
+
+def _uses_byte_fallback(decoder: Mapping[str, Any] | None) -> bool:
+    if decoder is None:
+        return False
+    return decoder["type"] == "ByteFallback" or any(map(_uses_byte_fallback, decoder.get("decoders", ())))

@@ -1,0 +1,192 @@
+"""Reading the tokenizer files of a Hugging Face model folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+from ramify.errors import FileFormatError, ModelNotFoundError, UnsupportedModelError
+from ramify.text.tokenizer import Tokenizer, backend_panics_become
+
+
+def load_folder(folder: Path) -> Tokenizer:
+    """The tokenizer of `folder`, with the ids `transformers` would give.
+
+    tokenizer.json is the truth: like `transformers` we let its post-processor decide about BOS and EOS, and
+    ignore `add_bos_token` and `add_eos_token` of tokenizer_config.json beside it. A folder without that file
+    is converted by `transformers`, where it is installed.
+    """
+    if not folder.is_dir():
+        raise ModelNotFoundError(f"{folder} is not a folder")
+    config = _read_json(folder / "tokenizer_config.json")
+    special_tokens = _special_tokens(folder, config)
+    tokenizer_file = folder / "tokenizer.json"
+    if tokenizer_file.is_file():
+        backend = _read_backend(tokenizer_file)
+        _add_missing_tokens(backend, folder, config, special_tokens)
+    else:
+        backend, converted = _convert_with_transformers(folder)
+        special_tokens = {**converted, **special_tokens}
+    return Tokenizer(backend, special_tokens=special_tokens, chat_templates=_chat_templates(folder, config))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"{path} is not UTF-8 text: {error}") from None
+    except OSError as error:
+        raise FileFormatError(f"{path} cannot be read: {error}") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty where there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise FileFormatError(f"{path} must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    text = _read_text(path)
+    with backend_panics_become(FileFormatError, f"{path} is not a tokenizer file"):
+        try:
+            return tokenizers.Tokenizer.from_str(text)
+        except Exception as error:
+            raise FileFormatError(f"{path} is not a tokenizer file: {error}") from None
+
+
+def _token_text(value: object) -> str | None:
+    """A token written as a text, or as an object with its text as `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Texts of the special tokens by role: everything called `..._token`, as chat templates may name it."""
+    sources = [config]
+    if "added_tokens_decoder" not in config:
+        # The older layout, where this file has the last word.
+        sources.append(_read_json(folder / "special_tokens_map.json"))
+    extra = config.get("extra_special_tokens")
+    if isinstance(extra, dict):
+        sources.append(extra)
+    texts: dict[str, str] = {}
+    for source in sources:
+        for role, value in source.items():
+            text = _token_text(value)
+            if role.endswith("_token") and text is not None:
+                texts[role] = text
+    return texts
+
+
+def _add_missing_tokens(
+    backend: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]
+) -> None:
+    """Add what the configuration names and tokenizer.json lacks, in the order `transformers` adds it."""
+    declared = config.get("added_tokens_decoder", {})
+    if not isinstance(declared, dict):
+        raise FileFormatError(f"{folder / 'tokenizer_config.json'}: added_tokens_decoder must be an object")
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    try:
+        for _, entry in sorted(declared.items(), key=lambda item: int(item[0])):
+            fields = {key: value for key, value in entry.items() if key != "__type"}
+            if fields["content"] not in known:
+                backend.add_tokens([AddedToken(**fields)])
+                known.add(fields["content"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FileFormatError(
+            f"{folder / 'tokenizer_config.json'}: added_tokens_decoder is malformed: {error!r}"
+        ) from None
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    extra_texts = [_token_text(token) for token in extra] if isinstance(extra, list) else []
+    for text in [*special_tokens.values(), *extra_texts]:
+        if text:
+            _make_special(backend, text)
+
+
+def _make_special(backend: tokenizers.Tokenizer, text: str) -> None:
+    """Have `text` be a special token; one that is there already keeps its other properties."""
+    for token in backend.get_added_tokens_decoder().values():
+        if token.content == text:
+            if not token.special:
+                token.special = True
+                backend.add_special_tokens([token])
+            return
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False)])
+
+
+def _convert_with_transformers(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """The backend `transformers` builds from older vocabulary files, and its special tokens."""
+    older = [["tokenizer.model"], ["vocab.json", "merges.txt"]]
+    if not any(all((folder / name).is_file() for name in names) for names in older):
+        raise ModelNotFoundError(
+            f"{folder} has no tokenizer.json, no tokenizer.model, and no vocab.json with merges.txt"
+        )
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise UnsupportedModelError(
+            f"{folder} has no tokenizer.json; converting its older tokenizer files needs the package"
+            " `transformers` (pip install transformers sentencepiece)"
+        ) from None
+    try:
+        converted = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        backend = converted.backend_tokenizer
+    except Exception as error:
+        # transformers raises whatever its many converters raise.
+        raise UnsupportedModelError(
+            f"transformers cannot convert the tokenizer of {folder} (there is no tokenizer.json): {error}"
+        ) from error
+    texts = {role: str(token) for role, token in converted.special_tokens_map.items() if isinstance(token, str)}
+    return backend, texts
+
+
+def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name. Files of their own outrank tokenizer_config.json; chat_template.json is last."""
+    templates: dict[str, str] = {}
+    default = folder / "chat_template.jinja"
+    if default.is_file():
+        templates["default"] = _read_text(default)
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[path.stem] = _read_text(path)
+    if templates:
+        return templates
+    for path, content in (
+        (folder / "tokenizer_config.json", config),
+        (folder / "chat_template.json", _read_json(folder / "chat_template.json")),
+    ):
+        templates = _templates_of(content.get("chat_template"), path)
+        if templates:
+            return templates
+    return {}
+
+
+def _templates_of(value: object, path: Path) -> dict[str, str]:
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, dict):
+        value = [{"name": name, "template": template} for name, template in value.items()]
+    if not isinstance(value, list):
+        raise FileFormatError(f"{path}: chat_template must be a text or a list of named templates")
+    templates: dict[str, str] = {}
+    for entry in value:
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            raise FileFormatError(f"{path}: each chat template needs a name and a template")
+        if not isinstance(entry.get("template"), str):
+            raise FileFormatError(f"{path}: chat template {entry['name']!r} is not a text")
+        templates[entry["name"]] = entry["template"]
+    return templates

@@ -1,0 +1,173 @@
+"""Incremental decoding gives the text of decoding all at once, whatever the ids."""
+
+from __future__ import annotations
+
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models
+
+from ramify.text.detokenizer import IncrementalDetokenizer
+from ramify.text.token_text import byte_of_character
+from ramify.text.tokenizer import Tokenizer
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def _tokenizer(tokens: list[str], decoder: decoders.Decoder | None, special: list[str], added: list[str]) -> Tokenizer:
+    vocabulary = {token: place for place, token in enumerate(dict.fromkeys(tokens))}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    if decoder is not None:
+        backend.decoder = decoder
+    backend.add_special_tokens([AddedToken(token, special=True) for token in special])
+    backend.add_tokens([AddedToken(token, special=False) for token in added])
+    return Tokenizer(backend)
+
+
+def byte_level() -> Tokenizer:
+    letters = {byte: letter for letter, byte in byte_of_character().items()}
+    texts = ["the", " end", "é", "日本", "👩‍👧", " ", "\n\n"]
+    words = ["".join(letters[byte] for byte in text.encode()) for text in texts]
+    cut = [letters[0xF0] + letters[0x9F], letters[0x91] + letters[0xA9] + letters[0xE2]]
+    return _tokenizer(
+        [*letters.values(), *words, *cut], decoders.ByteLevel(), ["<|end|>"], ["<think>", "two words", "日"]
+    )
+
+
+def sentencepiece(*, strip: bool = True) -> Tokenizer:
+    steps: list[decoders.Decoder] = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+    ]
+    if strip:
+        steps.append(decoders.Strip(" ", 1, 0))
+    pieces = ["▁", "▁▁", "▁the", "a", "é", "日", "▁👩", "<0xZZ>", "<0x4>", "<0x+F>"]
+    return _tokenizer(
+        [f"<0x{byte:02X}>" for byte in range(256)] + pieces,
+        decoders.Sequence(steps),
+        ["<s>", "</s>"],
+        ["<think>", " spaced"],
+    )
+
+
+BYTE_LEVEL = byte_level()
+SENTENCEPIECE = sentencepiece()
+SENTENCEPIECE_UNSTRIPPED = sentencepiece(strip=False)
+SPACED = _tokenizer(["a", "bc"], None, ["<s>"], [])
+METASPACE = _tokenizer(["▁a", "b", "▁"], decoders.Metaspace(), ["<s>"], [])
+ALL = [BYTE_LEVEL, SENTENCEPIECE, SENTENCEPIECE_UNSTRIPPED, SPACED, METASPACE]
+
+# Bytes that make and break characters come often, so that runs of them meet.
+TELLING_BYTES = [0x20, 0x41, 0x80, 0x9F, 0xA0, 0xBF, 0xC0, 0xC3, 0xE2, 0xED, 0xF0, 0xF4, 0xF5, 0xFF]
+
+
+@st.composite
+def tokenizer_and_ids(draw: st.DrawFn) -> tuple[Tokenizer, list[int]]:
+    tokenizer = draw(st.sampled_from(ALL))
+    any_id = st.integers(0, tokenizer.vocab_size + 2)  # a few ids name no token
+    if tokenizer is BYTE_LEVEL:
+        letters = {byte: letter for letter, byte in byte_of_character().items()}
+        telling = [tokenizer.token_to_id(letters[byte]) for byte in TELLING_BYTES]
+    else:
+        telling = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in TELLING_BYTES]
+    known = [token_id for token_id in telling if token_id is not None]
+    one = st.one_of(any_id, st.sampled_from(known)) if known else any_id
+    return tokenizer, draw(st.lists(one, max_size=24))
+
+
+@settings(max_examples=1500, deadline=None)
+@given(tokenizer_and_ids(), st.booleans())
+def test_pieces_joined_are_the_whole(case: tuple[Tokenizer, list[int]], skip: bool) -> None:
+    tokenizer, ids = case
+    detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip)
+    pieces = [detokenizer.push(token_id) for token_id in ids]
+    assert detokenizer.text == "".join(pieces)
+    pieces.append(detokenizer.flush())
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
+    assert detokenizer.text == "".join(pieces)
+
+
+@settings(max_examples=500, deadline=None)
+@given(tokenizer_and_ids(), st.data())
+def test_what_came_out_is_certain(case: tuple[Tokenizer, list[int]], data: st.DataObject) -> None:
+    """No continuation takes back text: what was pushed so far starts every later text."""
+    tokenizer, ids = case
+    cut = data.draw(st.integers(0, len(ids)))
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    for token_id in ids[:cut]:
+        detokenizer.push(token_id)
+    assert tokenizer.decode(ids).startswith(detokenizer.text)
+
+
+@settings(max_examples=500, deadline=None)
+@given(tokenizer_and_ids(), st.data())
+def test_a_fork_goes_its_own_way(case: tuple[Tokenizer, list[int]], data: st.DataObject) -> None:
+    tokenizer, ids = case
+    cut = data.draw(st.integers(0, len(ids)))
+    other = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=6))
+    first = IncrementalDetokenizer(tokenizer)
+    for token_id in ids[:cut]:
+        first.push(token_id)
+    second = first.fork()
+    for token_id in other:
+        second.push(token_id)
+    for token_id in ids[cut:]:
+        first.push(token_id)
+    first.flush()
+    second.flush()
+    assert first.text == tokenizer.decode(ids)
+    assert second.text == tokenizer.decode(ids[:cut] + other)
+
+
+def _ids(tokenizer: Tokenizer, *tokens: str) -> list[int]:
+    ids = [tokenizer.token_to_id(token) for token in tokens]
+    return [token_id for token_id in ids if token_id is not None]
+
+
+def test_characters_come_whole() -> None:
+    letters = {byte: letter for letter, byte in byte_of_character().items()}
+    ids = _ids(BYTE_LEVEL, *(letters[byte] for byte in "é👩".encode()))
+    detokenizer = IncrementalDetokenizer(BYTE_LEVEL)
+    assert [detokenizer.push(token_id) for token_id in ids] == ["", "é", "", "", "", "👩"]
+
+
+def test_a_run_of_byte_tokens_comes_with_its_end() -> None:
+    detokenizer = IncrementalDetokenizer(SENTENCEPIECE)
+    ids = _ids(SENTENCEPIECE, "<0xC3>", "<0xA9>", "a", "<0xC3>", "<0xC3>", "<0xA9>", "▁the")
+    assert [detokenizer.push(token_id) for token_id in ids] == [
+        "",
+        "",
+        "éa",
+        "",
+        REPLACEMENT * 2,  # no longer to be saved, so nothing waits
+        REPLACEMENT,
+        " the",
+    ]
+
+
+def test_only_the_first_space_of_the_text_goes() -> None:
+    detokenizer = IncrementalDetokenizer(SENTENCEPIECE)
+    ids = _ids(SENTENCEPIECE, "<s>", "▁the", "</s>", "▁the")
+    assert [detokenizer.push(token_id) for token_id in ids] == ["", "the", "", " the"]
+
+
+def test_long_runs_of_bad_bytes_hold_nothing_that_grows() -> None:
+    """A run of 100 000 tokens would take minutes if each push looked at all before it."""
+    letters = {byte: letter for letter, byte in byte_of_character().items()}
+    for tokenizer, token in (
+        (BYTE_LEVEL, letters[0xF0]),
+        (SENTENCEPIECE, "<0xF0>"),
+        (SENTENCEPIECE, "<0x41>"),
+    ):
+        ids = _ids(tokenizer, token) * 100_000
+        detokenizer = IncrementalDetokenizer(tokenizer)
+        for token_id in ids:
+            detokenizer.push(token_id)
+        detokenizer.flush()
+        assert detokenizer.text == tokenizer.decode(ids)
+
+
+def test_byte_tokens_are_known() -> None:
+    assert len(SENTENCEPIECE.byte_token_ids) == 256
+    assert BYTE_LEVEL.byte_token_ids == frozenset()
