@@ -1,0 +1,94 @@
+"""The draw: a race (Gumbel-max) in two levels, its noise keyed by seed, child, output position and token id.
+
+    block of 256 ids   argmax over blocks of   log-sum-exp of the block  +  noise(seed, child, position, block)
+    id in that block   argmax over its ids of  logit                     +  noise(seed, child, position, id)
+
+Both levels are exact, so the token is an exact draw from softmax(logits), for under 1,000 numbers a row instead of one
+per vocabulary entry. The noise is Philox4x32-10, a counter-based generator: the same integers wherever they are
+computed, whatever else is in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BLOCK = 256
+BLOCK_LEVEL, TOKEN_LEVEL = 0, 1
+_MASK = 0xFFFFFFFF
+_ROUNDS = 10
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseKeys:
+    """What names each row's noise: int64 tensors (R, 1), every value a 32-bit word."""
+
+    seed_low: Tensor
+    seed_high: Tensor
+    child: Tensor
+    position: Tensor
+
+    @classmethod
+    def of(cls, keys: Sequence[tuple[int, int, int]], device: torch.device) -> NoiseKeys:
+        """From (seed, child, position) of each row; the child's top bit tells a negative seed from its 64-bit twin."""
+        words = [
+            (seed & _MASK, (seed >> 32) & _MASK, child | (1 << 31 if seed < 0 else 0), position)
+            for seed, child, position in keys
+        ]
+        columns = torch.tensor(words, dtype=torch.int64, device=device).view(-1, 4, 1).unbind(1)
+        return cls(*columns)
+
+
+def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox4x32-10 on 32-bit words held in int64: four counter words and two key words to four random words."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        # A 32 x 32 bit product may overflow int64's sign, but its bits are right: shift and mask give both halves.
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        high0, low0 = (product0 >> 32) & _MASK, product0 & _MASK
+        high1, low1 = (product1 >> 32) & _MASK, product1 & _MASK
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def gumbel(keys: NoiseKeys, first: Tensor, count: int, level: int) -> Tensor:
+    """Noise for ids first .. first + count of each row; first (R, 1) is a multiple of 4. Returns (R, count) float32.
+
+    Id i takes word i % 4 of the counter i // 4, so its noise does not depend on how many ids there are.
+    """
+    counters = first // 4 + torch.arange(-(-count // 4), device=first.device)
+    words = philox(
+        (counters, keys.position, keys.child, torch.full_like(keys.child, level)),
+        (keys.seed_low, keys.seed_high),
+    )
+    integers = torch.stack(words, dim=-1).flatten(1)[:, :count]
+    # float64 keeps the rare large values exact: they decide the race.
+    uniform = (integers.double() + 0.5) * 2.0**-32
+    return -torch.log(-torch.log(1.0 - uniform)).float()
+
+
+def draw(logits: Tensor, keys: NoiseKeys) -> Tensor:
+    """One token id per row of logits (R, vocabulary); minus infinity is never drawn."""
+    blocks = _in_blocks(logits)
+    rows = torch.arange(logits.shape[0], device=logits.device)
+    origin = torch.zeros_like(keys.child)
+    scores = blocks.logsumexp(-1) + gumbel(keys, origin, blocks.shape[1], BLOCK_LEVEL)
+    block = scores.argmax(-1)
+    first = block[:, None] * BLOCK
+    inside = blocks[rows, block] + gumbel(keys, first, BLOCK, TOKEN_LEVEL)
+    return first[:, 0] + inside.argmax(-1)
+
+
+def _in_blocks(logits: Tensor) -> Tensor:
+    """(R, vocabulary) -> (R, blocks, 256), padded with what is never drawn."""
+    short = -logits.shape[1] % BLOCK
+    padded = F.pad(logits, (0, short), value=-torch.inf) if short else logits
+    return padded.view(logits.shape[0], -1, BLOCK)

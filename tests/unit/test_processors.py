@@ -1,0 +1,80 @@
+"""The filters against a slow reference: the set they keep, ties and extremes included."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.sampling import processors
+
+rows = st.lists(
+    st.one_of(st.integers(-4, 4).map(float), st.floats(-60, 60, width=32), st.just(-math.inf)), min_size=1, max_size=40
+).filter(lambda row: max(row) > -math.inf)
+
+
+def _kept(logits: torch.Tensor) -> set[int]:
+    return {index for index, value in enumerate(logits[0].tolist()) if value > -math.inf}
+
+
+def _probabilities(row: list[float]) -> list[float]:
+    top = max(row)
+    weights = [math.exp(value - top) for value in row]
+    return [weight / sum(weights) for weight in weights]
+
+
+@given(row=rows, k=st.integers(1, 60))
+def test_top_k_keeps_the_k_largest_and_their_ties(row: list[float], k: int) -> None:
+    border = sorted(row, reverse=True)[min(k, len(row)) - 1]
+    expected = {index for index, value in enumerate(row) if value >= border and value > -math.inf}
+    assert _kept(processors.top_k(torch.tensor([row]), torch.tensor([k]))) == expected
+
+
+@given(row=rows, p=st.floats(0.01, 1.0))
+@settings(max_examples=300)
+def test_top_p_keeps_the_smallest_set_that_reaches_p(row: list[float], p: float) -> None:
+    probabilities = _probabilities(row)
+    order = sorted(range(len(row)), key=lambda index: -row[index])
+    mass = 0.0
+    border = row[order[-1]]
+    for index in order:
+        mass += probabilities[index]
+        if abs(mass - p) < 1e-6:
+            return  # float32 and this sum may disagree about which side of p they are on
+        if mass >= p:
+            border = row[index]
+            break
+    expected = {index for index, value in enumerate(row) if value >= border and value > -math.inf}
+    assert _kept(processors.top_p(torch.tensor([row]), torch.tensor([p]))) == expected
+
+
+def test_top_p_keeps_the_crossing_token() -> None:
+    """The seeds' formula drops it: 0.4 + 0.3 + 0.15 = 0.85 does not reach 0.9, so 0.1 must stay."""
+    logits = torch.tensor([[0.4, 0.3, 0.15, 0.1, 0.05]]).log()
+    assert _kept(processors.top_p(logits, torch.tensor([0.9]))) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("p", [1e-9, 0.1, 1.0])
+def test_top_p_is_never_empty(p: float) -> None:
+    assert _kept(processors.top_p(torch.zeros(1, 9), torch.tensor([p]))) == set(range(9))  # ties all stay
+    assert 0 in _kept(processors.top_p(torch.tensor([[5.0, 1.0]]), torch.tensor([p])))
+
+
+@given(row=rows, share=st.floats(1e-6, 1.0))
+def test_min_p_keeps_what_is_likely_enough(row: list[float], share: float) -> None:
+    floor = max(row) + math.log(share)
+    if any(abs(value - floor) < 1e-4 for value in row):
+        return
+    expected = {index for index, value in enumerate(row) if value >= floor}
+    assert _kept(processors.min_p(torch.tensor([row]), torch.tensor([share]))) == expected
+
+
+@given(row=rows, temperature=st.floats(1e-12, 1e6))
+def test_no_temperature_overflows(row: list[float], temperature: float) -> None:
+    scaled = processors.temperature(torch.tensor([row]), torch.tensor([temperature]))
+    assert not scaled.isnan().any()
+    assert scaled.max() == 0
+    assert int(scaled.argmax()) == int(torch.tensor(row).argmax())
