@@ -1,0 +1,278 @@
+"""LLM with real models: prompts in every form, samples, seeds, ends, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify import LLM, FinishReason, InvalidInputError, SamplingParams, UnsupportedError
+from ramify.outputs import RequestOutput
+from tests.conftest import CheckpointMaker, rewrite_config
+
+
+@pytest.fixture(scope="module")
+def llm(default_gguf: Path) -> LLM:
+    return LLM(str(default_gguf))
+
+
+@pytest.fixture(scope="module")
+def tiny(make_checkpoint: CheckpointMaker) -> LLM:
+    """A folder without a tokenizer: token ids in, empty text out."""
+    return LLM(str(make_checkpoint("llama")))
+
+
+def _generate(llm: LLM, prompts: Any, **params: Any) -> list[RequestOutput]:
+    return llm.generate(prompts, SamplingParams(**params), use_tqdm=False)
+
+
+def _tokens(output: RequestOutput) -> list[tuple[int, ...]]:
+    return [item.token_ids for item in output.outputs]
+
+
+# -- prompts ---------------------------------------------------------------------------------------------------
+
+
+def test_every_form_of_a_prompt_means_the_same(llm: LLM) -> None:
+    text = "The sky is"
+    assert llm.tokenizer is not None
+    ids = llm.tokenizer.encode(text)
+    forms: list[Any] = [text, ids, {"prompt": text}, {"prompt_token_ids": ids}]
+    alone = [_generate(llm, form, temperature=0, max_tokens=4) for form in forms]
+    together = _generate(llm, forms, temperature=0, max_tokens=4)
+    assert len({_tokens(outputs[0])[0] for outputs in [*alone, together]}) == 1
+    assert [len(outputs) for outputs in alone] == [1, 1, 1, 1]
+    assert together[0].prompt == text
+    assert together[1].prompt is None
+    assert together[1].prompt_token_ids == tuple(ids)
+
+
+def test_no_prompts_give_no_outputs(llm: LLM) -> None:
+    assert llm.generate([], use_tqdm=False) == []
+
+
+def test_outputs_keep_the_order_of_prompts_and_params(tiny: LLM) -> None:
+    prompts = [[index, index + 1] for index in range(20)]
+    params = [SamplingParams(max_tokens=1 + index % 7, seed=index) for index in range(20)]
+    outputs = tiny.generate(prompts, params, use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == [tuple(prompt) for prompt in prompts]
+    assert [len(_tokens(output)[0]) for output in outputs] == [1 + index % 7 for index in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ("", "prompt must not be empty"),
+        ([[]], "prompt must not be empty"),
+        ([[1, 320]], r"prompt_token_ids\[1\] must be an integer in 0..319, got 320"),
+        ([[1, -1]], r"prompt_token_ids\[1\] must be"),
+        ([[1, True]], r"prompt_token_ids\[1\] must be"),
+        ([[1.5]], r"prompt_token_ids\[0\] must be"),
+        ({"prompt": "a", "extra": 1}, "one key prompt or prompt_token_ids"),
+        (7, "prompts must be text, token ids, or a list"),
+        ([None], "prompt_token_ids must be a list"),
+        ("text", "no tokenizer"),
+    ],
+)
+def test_bad_prompts_are_refused_before_anything_runs(tiny: LLM, prompts: Any, message: str) -> None:
+    before = tiny.stats()
+    bad = [*prompts, [1, 2]] if isinstance(prompts, list) else prompts
+    if prompts == "":
+        message = "no tokenizer"
+    with pytest.raises(InvalidInputError, match=message):
+        tiny.generate(bad, use_tqdm=False)
+    assert tiny.stats() == before
+
+
+def test_an_empty_text_is_refused(llm: LLM) -> None:
+    with pytest.raises(InvalidInputError, match="must not be empty"):
+        llm.generate("", use_tqdm=False)
+
+
+def test_a_bad_parameter_of_any_prompt_raises_before_the_first_starts(tiny: LLM) -> None:
+    before = tiny.stats()
+    params = [SamplingParams(), SamplingParams(max_tokens=511)]
+    with pytest.raises(InvalidInputError, match="prompt of 2 tokens plus max_tokens 511 must fit max_model_len = 512"):
+        tiny.generate([[1], [1, 2]], params, use_tqdm=False)
+    with pytest.raises(InvalidInputError, match="one per prompt: got 2 for 1 prompts"):
+        tiny.generate([[1]], params, use_tqdm=False)
+    with pytest.raises(InvalidInputError, match=r"stop_token_ids\[0\] must be an integer in 0..319"):
+        tiny.generate([[1]], SamplingParams(stop_token_ids=[320]), use_tqdm=False)
+    with pytest.raises(InvalidInputError, match=r"logprobs must be an integer in 0..20|logprobs is not supported"):
+        tiny.generate([[1]], SamplingParams(logprobs=21), use_tqdm=False)
+    assert tiny.stats() == before
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="'blocksize' is not an engine option"):
+        LLM("anything", blocksize=3)  # type: ignore[call-arg]
+
+
+# -- samples and seeds -----------------------------------------------------------------------------------------
+
+
+def test_samples_of_one_prompt_differ_and_come_in_order(llm: LLM) -> None:
+    output = _generate(llm, "Once upon a time", n=4, temperature=0.8, seed=7, max_tokens=24)[0]
+    assert [item.index for item in output.outputs] == [0, 1, 2, 3]
+    assert len(set(_tokens(output))) == 4
+    assert all(item.text and item.cumulative_logprob < 0 for item in output.outputs)
+
+
+def test_the_prompt_is_computed_once_for_all_samples(tiny: LLM) -> None:
+    before = tiny.stats()["prompt_tokens_computed"]
+    _generate(tiny, [list(range(100))], n=16, max_tokens=5)
+    assert tiny.stats()["prompt_tokens_computed"] - before == 100
+    assert tiny.stats()["blocks_in_use"] == 0
+
+
+def test_child_i_is_the_same_whatever_n_is(tiny: LLM) -> None:
+    prompt = [[5, 6, 7]]
+    many = _tokens(_generate(tiny, prompt, n=64, seed=3, max_tokens=12)[0])
+    few = _tokens(_generate(tiny, prompt, n=4, seed=3, max_tokens=12)[0])
+    one = _tokens(_generate(tiny, prompt, n=1, seed=3, max_tokens=12)[0])
+    assert many[:4] == few
+    assert few[:1] == one
+
+
+def test_requests_without_a_seed_differ_but_whole_runs_repeat(make_checkpoint: CheckpointMaker) -> None:
+    folder = str(make_checkpoint("llama"))
+    runs = [
+        [_tokens(output) for output in _generate(LLM(folder, seed=seed), [[1, 2, 3]] * 2, max_tokens=16)]
+        for seed in (0, 0, 1)
+    ]
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+    assert runs[0][0] != runs[0][1]
+
+
+def test_more_samples_than_sequences_that_may_run_go_in_waves(make_checkpoint: CheckpointMaker) -> None:
+    folder = str(make_checkpoint("qwen2"))
+    wide, narrow = LLM(folder), LLM(folder, max_num_seqs=3, max_num_batched_tokens=8, block_size=4, num_kv_blocks=20)
+    prompt = [list(range(30))]
+    expected = _tokens(_generate(wide, prompt, n=10, seed=1, max_tokens=9)[0])
+    assert _tokens(_generate(narrow, prompt, n=10, seed=1, max_tokens=9)[0]) == expected
+    stats = narrow.stats()
+    assert stats["prompt_tokens_computed"] == 30
+    assert stats["blocks_in_use"] == 0
+    assert stats["blocks_in_use_peak"] <= 20
+
+
+def test_best_of_returns_the_best_with_their_scores(tiny: LLM) -> None:
+    everyone = _generate(tiny, [[9, 8]], n=6, seed=4, max_tokens=10)[0].outputs
+    best = _generate(tiny, [[9, 8]], n=2, best_of=6, seed=4, max_tokens=10)[0].outputs
+    by_logprob = sorted(everyone, key=lambda item: -item.cumulative_logprob)
+    assert [item.token_ids for item in best] == [item.token_ids for item in by_logprob[:2]]
+    assert [item.index for item in best] == [0, 1]
+    assert [item.score for item in best] == [item.cumulative_logprob for item in best]
+    shortest = _generate(tiny, [[9, 8]], n=1, best_of=6, seed=4, max_tokens=10, score=lambda item: -sum(item.token_ids))
+    assert shortest[0].outputs[0].token_ids == min(everyone, key=lambda item: sum(item.token_ids)).token_ids
+
+
+def test_a_score_function_that_raises_ends_its_request_alone(tiny: LLM) -> None:
+    params = [SamplingParams(n=1, best_of=2, max_tokens=3, score=lambda _: 1 / 0), SamplingParams(max_tokens=3)]
+    bad, good = tiny.generate([[1], [2]], params, use_tqdm=False)
+    assert bad.error is not None
+    assert "ZeroDivisionError" in bad.error
+    assert bad.outputs[0].finish_reason is FinishReason.ERROR
+    assert good.error is None
+    assert len(good.outputs[0].token_ids) == 3
+
+
+# -- ends ------------------------------------------------------------------------------------------------------
+
+
+def test_eos_ends_and_is_counted_but_not_shown(llm: LLM) -> None:
+    output = llm.chat(
+        [{"role": "user", "content": "Say hi"}], SamplingParams(temperature=0, max_tokens=60), use_tqdm=False
+    )[0].outputs[0]
+    assert output.finish_reason == "stop"
+    assert output.stop_reason is None
+    assert output.token_ids[-1] == 2  # <|im_end|>
+    assert "<|im_end|>" not in output.text
+
+
+def test_stop_strings_cut_across_token_borders(llm: LLM) -> None:
+    plain = _generate(llm, "Count: 1, 2, 3,", temperature=0, max_tokens=24)[0].outputs[0]
+    stop = plain.text[7:12]
+    assert plain.text.find(stop) >= 0
+    cut = _generate(llm, "Count: 1, 2, 3,", temperature=0, max_tokens=24, stop=["never there", stop])[0].outputs[0]
+    assert cut.text == plain.text[: plain.text.find(stop)]
+    assert cut.finish_reason == "stop"
+    assert cut.stop_reason == stop
+    assert cut.token_ids == plain.token_ids[: len(cut.token_ids)]
+    kept = _generate(llm, "Count: 1, 2, 3,", temperature=0, max_tokens=24, stop=stop, include_stop_str_in_output=True)[
+        0
+    ].outputs[0]
+    assert kept.text == cut.text + stop
+
+
+def test_stop_ids_and_min_tokens(tiny: LLM) -> None:
+    free = _tokens(_generate(tiny, [[3]], temperature=0, max_tokens=20)[0])[0]
+    stop = free[4]
+    first = free.index(stop)
+    ended = _generate(tiny, [[3]], temperature=0, max_tokens=20, stop_token_ids=[stop])[0].outputs[0]
+    assert ended.token_ids == free[: first + 1]
+    assert ended.stop_reason == stop
+    later = _generate(tiny, [[3]], temperature=0, max_tokens=20, stop_token_ids=[stop], min_tokens=10)[0].outputs[0]
+    assert stop not in later.token_ids[:10]
+    assert len(later.token_ids) >= 10
+
+
+def test_no_max_tokens_means_the_whole_context(tiny: LLM) -> None:
+    output = _generate(tiny, [[1] * 500], max_tokens=None)[0].outputs[0]
+    assert len(output.token_ids) == 12
+    assert output.finish_reason == "length"
+
+
+def test_all_eos_ids_of_config_and_generation_config_end(make_checkpoint: CheckpointMaker) -> None:
+    folder = make_checkpoint("llama")
+    free = _tokens(_generate(LLM(str(folder)), [[7]], temperature=0, max_tokens=30)[0])[0]
+    seen: list[int] = list(dict.fromkeys(free))
+    rewrite_config(folder, eos_token_id=seen[4])
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [seen[2], 319]}))
+    llm = LLM(str(folder))
+    assert _tokens(_generate(llm, [[7]], temperature=0, max_tokens=30)[0])[0] == free[: free.index(seen[2]) + 1]
+    (folder / "generation_config.json").unlink()
+    assert (
+        _tokens(_generate(LLM(str(folder)), [[7]], temperature=0, max_tokens=30)[0])[0]
+        == (free[: free.index(seen[4]) + 1])
+    )
+    assert _tokens(_generate(llm, [[7]], temperature=0, max_tokens=30, ignore_eos=True)[0])[0] == free
+
+
+# -- what is not there -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"logit_bias": {1: 2.0}}, {"repetition_penalty": 1.2}, {"strategy": "diverse"}, {"strategy": "beam_search"}],
+)
+def test_what_this_version_cannot_do_is_refused_by_name(tiny: LLM, params: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match=next(iter(params))):
+        _generate(tiny, [[1]], **params)
+
+
+def test_a_model_without_a_chat_template_says_so(tiny: LLM) -> None:
+    with pytest.raises(InvalidInputError, match="no chat template"):
+        tiny.chat([{"role": "user", "content": "hi"}])
+
+
+def test_an_interrupted_call_leaves_the_engine_usable(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 0
+    run = tiny.core.device.run
+
+    def interrupted(plan: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 4:
+            raise KeyboardInterrupt
+        return run(plan)
+
+    monkeypatch.setattr(tiny.core.device, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _generate(tiny, [[1, 2], [3]], n=3, max_tokens=20)
+    assert tiny.stats()["blocks_in_use"] == 0
+    assert not tiny.core.has_unfinished()
+    assert len(_generate(tiny, [[1, 2]], max_tokens=5)[0].outputs[0].token_ids) == 5
