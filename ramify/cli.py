@@ -1,0 +1,182 @@
+"""`ramify`: generate, chat, models. Everything heavy is imported when a command needs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ramify.cli_options import ENGINE_FLAGS, SAMPLING_FIELDS, chosen, flags_of, with_flags
+from ramify.errors import RamifyError
+from ramify.sampling_params import OutputKind, SamplingParams
+from ramify.version import __version__
+
+if TYPE_CHECKING:
+    from ramify.llm import LLM
+    from ramify.outputs import RequestOutput
+
+app = typer.Typer(
+    name="ramify",
+    help="Sample from language models: one prompt, many continuations.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+models_app = typer.Typer(help="The embedded default model and its cache.", no_args_is_help=True)
+app.add_typer(models_app, name="models")
+
+ENGINE = flags_of(ENGINE_FLAGS, "Engine")
+# A command line shows text to people: longer, and in a chat calmer, than the library's bare defaults.
+GENERATE = flags_of(SAMPLING_FIELDS, "Sampling", {"max_tokens": 64})
+CHAT = flags_of(SAMPLING_FIELDS, "Sampling", {"max_tokens": 512, "temperature": 0.7, "top_p": 0.9})
+
+
+def main() -> None:
+    """The command's entry: errors of ours are one line, Ctrl-C is silent."""
+    try:
+        app()
+    except RamifyError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {_escape(str(error))}", highlight=False)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader went away; Python would complain about it when it exits
+        sys.exit(1)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"ramify {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and leave.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None: ...
+
+
+@app.command()
+@with_flags(GENERATE, ENGINE)
+def generate(
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help="Prompts; '-' or none reads one from standard input.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    **values: Any,
+) -> None:
+    """Continue prompts and show the continuations side by side."""
+    params = SamplingParams(**chosen(values, SAMPLING_FIELDS))
+    texts = [_read_prompt() if text == "-" else text for text in prompts or ["-"]]
+    llm = _load(values)
+    outputs = llm.generate(texts, params, use_tqdm=sys.stderr.isatty() and not as_json)
+    if as_json:
+        for output in outputs:
+            print(json.dumps(_as_json(output), ensure_ascii=False))
+    else:
+        from ramify.cli_view import show_side_by_side
+
+        show_side_by_side(Console(), outputs)
+    if any(output.error for output in outputs):
+        raise typer.Exit(1)
+
+
+@app.command()
+@with_flags(CHAT, ENGINE)
+def chat(
+    system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
+    **values: Any,
+) -> None:
+    """Talk with the model; an empty line or Ctrl-D ends, Ctrl-C stops an answer."""
+    params = SamplingParams(**chosen(values, SAMPLING_FIELDS), output_kind=OutputKind.DELTA)
+    llm = _load(values)
+    messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+    interactive = sys.stdin.isatty()
+    while True:
+        try:
+            said = input("\033[1myou:\033[0m " if interactive else "")
+        except (EOFError, KeyboardInterrupt):
+            break
+        if not said.strip():
+            break
+        messages.append({"role": "user", "content": said})
+        answer = _answer(llm, messages, params)
+        messages.append({"role": "assistant", "content": answer})
+
+
+@models_app.command("list")
+def list_models() -> None:
+    """What runs without naming a model, and where it is kept."""
+    from ramify.models import embedded
+
+    state = "cached" if embedded.is_cached() else "not fetched yet (ramify models pull)"
+    print(f"{embedded.NAME}  SmolLM2-135M-Instruct, {embedded.LICENSE}, {embedded.FILE_SIZE // 10**6} MB, {state}")
+    print(f"  {embedded.cached_path()}")
+
+
+@models_app.command("pull")
+def pull_model() -> None:
+    """Fetch the embedded default model into the cache."""
+    from ramify.models import embedded
+
+    fresh = not embedded.is_cached()
+    path = embedded.fetch(_say)
+    print(f"{'fetched' if fresh else 'already there'}: {path}")
+
+
+def _load(values: dict[str, Any]) -> LLM:
+    from ramify.llm import LLM
+
+    return LLM(say=_say, **chosen(values, ENGINE_FLAGS))
+
+
+def _read_prompt() -> str:
+    if sys.stdin.isatty():
+        _say("Type a prompt, then Ctrl-D:")
+    return sys.stdin.read()
+
+
+def _say(message: str) -> None:
+    Console(stderr=True).print(_escape(message), highlight=False, style="dim")
+
+
+def _answer(llm: LLM, messages: Sequence[dict[str, str]], params: SamplingParams) -> str:
+    pieces = []
+    stream = llm.stream_chat(messages, params)
+    try:
+        for output in stream:
+            pieces.append(output.outputs[0].text)
+            print(pieces[-1], end="", flush=True)
+    except KeyboardInterrupt:
+        stream.close()  # aborts the request; the conversation goes on
+    print()
+    return "".join(pieces)
+
+
+def _as_json(output: RequestOutput) -> dict[str, Any]:
+    return {
+        "prompt": output.prompt,
+        "error": output.error,
+        "outputs": [
+            {
+                "index": item.index,
+                "text": item.text,
+                "token_ids": list(item.token_ids),
+                "cumulative_logprob": item.cumulative_logprob,
+                "score": item.score,
+                "finish_reason": None if item.finish_reason is None else item.finish_reason.value,
+                "stop_reason": item.stop_reason,
+            }
+            for item in output.outputs
+        ],
+    }
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", "\\[")

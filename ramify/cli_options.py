@@ -1,0 +1,105 @@
+"""Command-line flags made from dataclass fields, so that a field and its flag can never differ."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, fields
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from ramify.config import CacheConfig, ModelConfig, SchedulerConfig
+from ramify.errors import InvalidInputError
+from ramify.sampling_params import SamplingParams
+
+ENGINE_FIELDS = tuple(field for kind in (ModelConfig, CacheConfig, SchedulerConfig) for field in fields(kind))
+# What cannot be typed at a prompt (functions) or makes no sense there (a command shows text, as it likes).
+NOT_FLAGS = frozenset({"logits_processors", "output_kind", "detokenize"})
+SAMPLING_FIELDS = tuple(field for field in fields(SamplingParams) if field.name not in NOT_FLAGS)
+# The engine's own seed would collide with the request's --seed, which is the one people mean.
+ENGINE_FLAGS = tuple(field for field in ENGINE_FIELDS if field.name != "seed")
+
+_SHORT = {"n": "-n", "model": "-m"}
+_PLAIN_TYPES: dict[str, Any] = {
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "str": str,
+    "int | None": int | None,
+    "float | None": float | None,
+    "str | None": str | None,
+    "str | Sequence[str] | None": list[str] | None,
+    "Sequence[str] | None": list[str] | None,
+    "Sequence[int] | None": list[int] | None,
+}
+
+
+def flags_of(
+    some: Iterable[Field[Any]], panel: str, defaults: Mapping[str, Any] | None = None
+) -> list[inspect.Parameter]:
+    """One keyword parameter per field, annotated so that typer makes a flag of it; `defaults` are the command's own."""
+    return [_parameter(field, panel, defaults or {}) for field in some]
+
+
+def with_flags(*groups: list[inspect.Parameter]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds flags to a command; it receives their values as keyword arguments."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        own = [item for item in signature.parameters.values() if item.kind is not item.VAR_KEYWORD]
+        added = [item for group in groups for item in group]
+
+        def run(**values: Any) -> None:
+            command(**values)
+
+        run.__signature__ = signature.replace(parameters=own + added)  # type: ignore[attr-defined]
+        run.__annotations__ = {item.name: item.annotation for item in own + added}
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        return run
+
+    return decorate
+
+
+def chosen(values: dict[str, Any], some: Iterable[Field[Any]]) -> dict[str, Any]:
+    """The values of these fields' flags, as the dataclass wants them."""
+    return {field.name: _parsed(field, values[field.name]) for field in some}
+
+
+def _parameter(field: Field[Any], panel: str, defaults: Mapping[str, Any]) -> inspect.Parameter:
+    # Unions and literals of strings are typed as text here; the dataclass itself checks them.
+    kind = _PLAIN_TYPES.get(str(field.type), str | None if _shown_default(field) is None else str)
+    names = [f"--{field.name.replace('_', '-')}"]
+    if kind is bool:
+        names = [f"{names[0]}/--no-{field.name.replace('_', '-')}"]
+    if field.name in _SHORT:
+        names.append(_SHORT[field.name])
+    option = typer.Option(*names, help=field.metadata["help"], rich_help_panel=panel)
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=defaults.get(field.name, _shown_default(field)),
+        annotation=Annotated[kind, option],
+    )
+
+
+def _shown_default(field: Field[Any]) -> Any:
+    default = None if field.default is MISSING else field.default
+    if isinstance(default, Enum):
+        return default.value
+    return str(default).lower() if str(field.type).startswith("bool |") else default
+
+
+def _parsed(field: Field[Any], value: Any) -> Any:
+    if field.name == "logit_bias" and isinstance(value, str):
+        try:
+            return {int(key): bias for key, bias in json.loads(value).items()}
+        except (ValueError, AttributeError):
+            raise InvalidInputError(f"--logit-bias must be JSON like '{{\"50\": -2.5}}', got {value!r}") from None
+    if field.name == "early_stopping" and value in ("true", "false"):
+        return value == "true"
+    if value == []:
+        return None
+    return value
