@@ -6,6 +6,7 @@ parts that need them; they are not stored here.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict, get_args
 
@@ -18,6 +19,7 @@ LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 PreemptionMode = Literal["recompute", "swap"]
 LogprobsMode = Literal["raw", "processed"]
 
+_GPU = re.compile(r"cuda:(0|[1-9][0-9]{0,2})")
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_MAX_MODEL_LEN = 2048
 LARGEST_MODEL_LEN = 2**24
@@ -179,8 +181,6 @@ class EngineOptions(TypedDict, total=False):
 
 
 def _check_device(device: object) -> None:
-    if isinstance(device, str):
-        kind, _, index = device.partition(":")
-        if device in get_args(Device) or (kind == "cuda" and index.isdecimal()):
-            return
+    if isinstance(device, str) and (device in get_args(Device) or _GPU.fullmatch(device)):
+        return
     raise check.refuse("device", device, "'auto', 'cpu', 'cuda' or 'cuda:N'")

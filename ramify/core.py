@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ramify.errors import InvalidInputError
-from ramify.metrics import Counters
+from ramify.metrics import EngineMetrics, IterationStats
 from ramify.outputs import FinishReason, RequestOutput
 from ramify.plan import Draw, Plan, StepResult
 from ramify.request import Request
@@ -42,7 +42,8 @@ class EngineCore:
         self.eos_token_ids = eos_token_ids
         self.make_text = make_text
         self.clock = clock
-        self.counters = Counters()
+        self.metrics = EngineMetrics()
+        self.last_step = IterationStats()  # what the latest step did
         self._groups: dict[str, Group] = {}
         self._num_arrived = 0
 
@@ -77,47 +78,59 @@ class EngineCore:
 
     def step(self) -> list[RequestOutput]:
         """Decide, compute, record. Returns the outputs that are due."""
+        self.last_step = IterationStats(timestamp=self.clock())
         schedule = self.scheduler.schedule()
         plan = self._plan(schedule)
-        result = self.device.run(plan)
+        try:
+            result = self.device.run(plan)
+        except BaseException:
+            self._abandon()
+            raise
         return self._record(schedule, plan, result)
 
     def _plan(self, schedule: Schedule) -> Plan:
-        now = self.clock()
+        now = self.last_step.timestamp
         draws = []
         for item in schedule.sequences:
             sequence = item.sequence
             group = self._groups[sequence.request_id or ""]
             if group.metrics.first_scheduled_time is None:
                 group.metrics = replace(group.metrics, first_scheduled_time=now)
+                self.last_step.record_queue_time(now - group.metrics.arrival_time)
             if not item.caught_up:
                 continue
             chunks = tuple(range(item.first_chunk, item.first_chunk + len(sequence.tracks)))
+            position = len(sequence.output_token_ids)
             for child in group.children_of(sequence):
                 draws.append(
                     Draw(
                         request_id=group.request.request_id,
                         seq_id=sequence.seq_id,
                         child=child,
-                        position=len(sequence.output_token_ids),
+                        position=position,
                         seed=group.seed,
                         chunks=chunks,
                         params=group.params,
                         end_token_ids=group.end_token_ids,
                     )
                 )
-        return Plan(schedule.chunks, tuple(draws), schedule.copies)
+        return Plan(
+            tuple(schedule.chunks),
+            tuple(draws),
+            tuple(schedule.copies),
+            tuple(schedule.swaps_out),
+            tuple(schedule.swaps_in),
+            tuple(schedule.shared),
+        )
 
     def _record(self, schedule: Schedule, plan: Plan, result: StepResult) -> list[RequestOutput]:
         now = self.clock()
         self._count(schedule)
         drawn: dict[str, list[Candidate]] = {}
-        faults: dict[str, str] = {}
         for index, draw in enumerate(plan.draws):
             candidate = Candidate(draw.seq_id, draw.child, result.token_ids[index], result.logprobs[index])
             drawn.setdefault(draw.request_id, []).append(candidate)
-            if index in result.faults:
-                faults[draw.request_id] = result.faults[index]
+        faults = {plan.draws[index].request_id: fault for index, fault in result.faults.items()}
         outputs = []
         for request_id, candidates in drawn.items():
             group = self._groups[request_id]
@@ -126,15 +139,18 @@ class EngineCore:
                 continue
             if group.metrics.first_token_time is None:
                 group.metrics = replace(group.metrics, first_token_time=now)
-            self._advance(group, candidates)
+                self.last_step.record_first_token(now - group.metrics.arrival_time)
+            self._advance(group, candidates, now)
             due = self._output(group)
             if due is not None:
                 outputs.append(due)
+        self.metrics.add(self.last_step, sum(manager.num_in_use for manager in self.scheduler.managers))
         return outputs
 
-    def _advance(self, group: Group, candidates: list[Candidate]) -> None:
-        changes = group.advance(candidates)
-        self.counters.generated_tokens += len(candidates)
+    def _advance(self, group: Group, candidates: list[Candidate], now: float) -> None:
+        changes = group.advance(candidates, now)
+        self.last_step.num_generation_tokens += len(candidates)
+        self.last_step.inter_token_latencies += changes.latencies
         for parent, child in changes.forks:
             for source, target in zip(parent.tracks, child.tracks, strict=True):
                 self.scheduler.managers[source.model].fork(source.key, target.key)
@@ -146,9 +162,10 @@ class EngineCore:
 
     def _output(self, group: Group) -> RequestOutput | None:
         if group.finished:
-            group.metrics = replace(group.metrics, finished_time=self.clock())
+            now = self.clock()
+            group.metrics = replace(group.metrics, finished_time=now)
             del self._groups[group.request.request_id]
-            self.scheduler.close(group.request)
+            group.observe(self.last_step, now)
         return group.output()
 
     def _stop(self, group: Group, reason: FinishReason, error: str | None = None) -> RequestOutput:
@@ -158,12 +175,23 @@ class EngineCore:
         assert output is not None, "a finished group always has an output"
         return output
 
-    # -- statistics ------------------------------------------------------------------------------------------
+    def _abandon(self) -> None:
+        """A step broke off: what it should have computed is counted on, so nothing of it may stay."""
+        for group in list(self._groups.values()):
+            self._stop(group, FinishReason.ABORT)
+        self.reset_prefix_cache()
+
+    # -- state -----------------------------------------------------------------------------------------------
+
+    def reset_prefix_cache(self) -> None:
+        """Later prompts find nothing of earlier ones; running requests go on undisturbed."""
+        for manager in self.scheduler.managers:
+            manager.reset_prefix_cache()
 
     def stats(self) -> dict[str, int]:
         managers = self.scheduler.managers
         return {
-            **self.counters.as_dict(),
+            **self.metrics.as_dict(),
             "blocks_total": sum(manager.num_blocks for manager in managers),
             "blocks_in_use": sum(manager.num_in_use for manager in managers),
             "running": len(self.scheduler.running),
@@ -171,14 +199,16 @@ class EngineCore:
         }
 
     def _count(self, schedule: Schedule) -> None:
-        self.counters.steps += 1
+        step = self.last_step
+        step.num_preempted = schedule.num_preempted
+        for request_id, cached in schedule.num_cached_tokens.items():
+            self._groups[request_id].num_cached_tokens = cached
+            step.num_cached_tokens += cached
         for item in schedule.sequences:
-            tracks = item.sequence.tracks
-            for chunk, track in zip(schedule.chunks[item.first_chunk :], tracks, strict=False):
+            for chunk, track in zip(schedule.chunks[item.first_chunk :], item.sequence.tracks, strict=False):
                 prompt = len(track.prompt_token_ids)
-                self.counters.prompt_tokens_computed += max(0, min(chunk.end, prompt) - chunk.start)
-        in_use = sum(manager.num_in_use for manager in self.scheduler.managers)
-        self.counters.blocks_in_use_peak = max(self.counters.blocks_in_use_peak, in_use)
+                if chunk.start < prompt:
+                    step.num_prompt_tokens += min(chunk.end, prompt) - chunk.start
 
 
 def request_seed(engine_seed: int, arrival: int) -> int:

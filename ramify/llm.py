@@ -6,16 +6,19 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from itertools import count
 from typing import Any, TypedDict, Unpack
 
+import torch
 from tqdm import tqdm
 
 from ramify import validation as check
+from ramify.attention.base import Attention
+from ramify.attention.grouped import GroupedAttention
 from ramify.attention.torch_ref import TorchAttention
 from ramify.config import DEFAULT_MODEL, EngineConfig, EngineOptions
 from ramify.core import EngineCore
 from ramify.errors import InvalidInputError
 from ramify.kv.blocks import BlockManager
 from ramify.kv.pool import KVPool
-from ramify.kv.sizing import num_blocks
+from ramify.kv.sizing import num_blocks, num_host_blocks
 from ramify.models.loader import ModelLoader
 from ramify.outputs import RequestOutput
 from ramify.request import Request
@@ -64,19 +67,30 @@ class LLM:
         self._chat_template = _chat_template(self.tokenizer)
         cache, limits = self.config.cache_config, self.config.scheduler_config
         blocks = num_blocks(cache, decoder, max_num_seqs=limits.max_num_seqs, max_model_len=self.max_model_len)
-        pool = KVPool(decoder.arch, blocks, cache.block_size, decoder.dtype, decoder.device)
+        host_blocks = num_host_blocks(cache, decoder) if limits.preemption_mode == "swap" else 0
+        pool = KVPool(
+            decoder.arch, blocks, cache.block_size, decoder.dtype, decoder.device, num_host_blocks=host_blocks
+        )
         eos_token_ids = decoder.arch.eos_token_ids | (
             frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids
         )
         self.core = EngineCore(
             Scheduler(
-                [BlockManager(blocks, cache.block_size)],
+                [
+                    BlockManager(
+                        blocks,
+                        cache.block_size,
+                        enable_prefix_caching=cache.enable_prefix_caching,
+                        num_host_blocks=host_blocks,
+                    )
+                ],
                 max_num_seqs=limits.max_num_seqs,
                 max_num_batched_tokens=limits.resolve_max_num_batched_tokens(on_gpu=decoder.device.type == "cuda"),
                 enable_chunked_prefill=limits.enable_chunked_prefill,
                 max_model_len=self.max_model_len,
+                preemption_mode=limits.preemption_mode,
             ),
-            DeviceStep(Runner(decoder, pool, TorchAttention(decoder.device))),
+            DeviceStep(Runner(decoder, pool, _attention(decoder.device))),
             seed=self.config.model_config.seed,
             eos_token_ids=eos_token_ids,
             make_text=self._make_text,
@@ -152,6 +166,10 @@ class LLM:
 
     # -- the engine's state ----------------------------------------------------------------------------------
 
+    def reset_prefix_cache(self) -> None:
+        """Later prompts find nothing of earlier ones."""
+        self.core.reset_prefix_cache()
+
     def stats(self) -> dict[str, int]:
         """Counters since the start and the state of queue and cache."""
         return self.core.stats()
@@ -217,11 +235,11 @@ class LLM:
     def _run(self, requests: list[Request], *, use_tqdm: bool) -> list[RequestOutput]:
         finished: dict[str, RequestOutput] = {}
         with tqdm(total=len(requests), desc="Prompts", unit="prompt", disable=not use_tqdm) as bar:
-            before = self.core.counters.generated_tokens
+            before = self.core.metrics.generated_tokens
             for output in self._steps(requests):
                 if output.finished:
                     finished[output.request_id] = output
-                    tokens = self.core.counters.generated_tokens - before
+                    tokens = self.core.metrics.generated_tokens - before
                     elapsed = bar.format_dict["elapsed"]
                     bar.set_postfix_str(f"{tokens / max(elapsed, 1e-9):.0f} tokens/s", refresh=False)
                     bar.update()
@@ -249,6 +267,10 @@ def _as_list(prompts: Any) -> list[Prompt]:
     if listed and all(isinstance(item, int) for item in listed):
         return [listed]
     return listed
+
+
+def _attention(device: torch.device) -> Attention:
+    return GroupedAttention() if device.type == "cpu" else TorchAttention(device)
 
 
 def _chat_template(tokenizer: Tokenizer | None) -> ChatTemplate | None:

@@ -1,12 +1,82 @@
-"""What an engine has done so far: each step's facts, added up."""
+"""What an engine does and has done: each step fills an IterationStats, EngineMetrics adds them up."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ramify.outputs import FinishReason
+
+
+class Parent(Protocol):
+    """What is observed of a request with several samples."""
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def best_of(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """A request that ended: seconds from arrival to end, and what it held."""
+
+    e2e_latency: float
+    num_prompt_tokens: int
+    num_generation_tokens: int
+    finish_reason: FinishReason
+    num_cached_tokens: int = 0
 
 
 @dataclass(slots=True)
-class Counters:
+class IterationStats:
+    """The facts of one step. Times are seconds by the engine's clock."""
+
+    timestamp: float = 0.0
+    num_prompt_tokens: int = 0  # computed in this step
+    num_cached_tokens: int = 0  # not computed, because a prefix was known
+    num_generation_tokens: int = 0
+    num_preempted: int = 0
+    queue_times: list[float] = field(default_factory=list)
+    time_to_first_tokens: list[float] = field(default_factory=list)
+    inter_token_latencies: list[float] = field(default_factory=list)
+    finished_requests: list[FinishedRequest] = field(default_factory=list)
+    n_params: list[int] = field(default_factory=list)
+    best_of_params: list[int] = field(default_factory=list)
+    max_num_generation_tokens: list[int] = field(default_factory=list)
+
+    def record_finished_request(
+        self,
+        e2e_latency: float,
+        num_prompt_tokens: int,
+        num_generation_tokens: int,
+        finish_reason: FinishReason,
+        num_cached_tokens: int = 0,
+    ) -> None:
+        self.finished_requests.append(
+            FinishedRequest(e2e_latency, num_prompt_tokens, num_generation_tokens, finish_reason, num_cached_tokens)
+        )
+
+    def record_queue_time(self, latency: float) -> None:
+        self.queue_times.append(latency)
+
+    def record_first_token(self, latency: float) -> None:
+        self.time_to_first_tokens.append(latency)
+
+    def record_inter_token_latency(self, latency: float) -> None:
+        self.inter_token_latencies.append(latency)
+
+    def observe_parallel_sampling(self, parent: Parent, num_generation_tokens: int) -> None:
+        """Once per request, when its last sample has ended: how many were asked for, and how long the longest was."""
+        self.n_params.append(parent.n)
+        self.best_of_params.append(parent.n if parent.best_of is None else parent.best_of)
+        self.max_num_generation_tokens.append(num_generation_tokens)
+
+
+@dataclass(slots=True)
+class EngineMetrics:
     """Totals since the engine started."""
 
     steps: int = 0
@@ -14,7 +84,32 @@ class Counters:
     prompt_tokens_cached: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    requests_finished: int = 0
     blocks_in_use_peak: int = 0
+    n_histogram: Counter[int] = field(default_factory=Counter)
+    best_of_histogram: Counter[int] = field(default_factory=Counter)
+
+    def add(self, step: IterationStats, blocks_in_use: int) -> None:
+        self.steps += 1
+        self.prompt_tokens_computed += step.num_prompt_tokens
+        self.prompt_tokens_cached += step.num_cached_tokens
+        self.generated_tokens += step.num_generation_tokens
+        self.preemptions += step.num_preempted
+        self.requests_finished += len(step.finished_requests)
+        self.blocks_in_use_peak = max(self.blocks_in_use_peak, blocks_in_use)
+        self.n_histogram.update(step.n_params)
+        self.best_of_histogram.update(step.best_of_params)
 
     def as_dict(self) -> dict[str, int]:
-        return asdict(self)
+        return {
+            name: getattr(self, name)
+            for name in (
+                "steps",
+                "prompt_tokens_computed",
+                "prompt_tokens_cached",
+                "generated_tokens",
+                "preemptions",
+                "requests_finished",
+                "blocks_in_use_peak",
+            )
+        }

@@ -42,7 +42,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy-on-write: the target gets the source's content before anything of this step is written."""
+    """The target block gets the source's content, in all layers, before anything of this step is computed."""
 
     model: int
     source: int
@@ -50,10 +50,23 @@ class BlockCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Chunks whose tracks hold the same leading blocks, computed before this step: they may be read once for all."""
+
+    num_blocks: int
+    chunks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
+    """One step. The device first swaps out, then copies, then swaps in, then computes, then draws."""
+
     chunks: tuple[Chunk, ...]
     draws: tuple[Draw, ...]
     copies: tuple[BlockCopy, ...] = ()
+    swaps_out: tuple[BlockCopy, ...] = ()  # from device to host
+    swaps_in: tuple[BlockCopy, ...] = ()  # from host to device
+    shared: tuple[SharedPrefix, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -20,6 +20,7 @@ class Request:
         sampling_params: SamplingParams | None = None,
         *,
         arrival_time: float = 0.0,
+        priority: int = 0,
     ) -> None:
         if prompt_token_ids is None:
             raise InvalidInputError(f"request {request_id!r} has no prompt_token_ids")
@@ -27,6 +28,7 @@ class Request:
         self.prompt = prompt
         self.sampling_params = sampling_params if sampling_params is not None else SamplingParams()
         self.arrival_time = arrival_time
+        self.priority = priority  # lower goes first
         self.root = Sequence(
             f"{request_id}-0", prompt_token_ids, request_id=request_id, sampling_params=self.sampling_params
         )

@@ -15,6 +15,7 @@ from ramify.config import SEED_HIGH, SEED_LOW
 from ramify.errors import InvalidInputError
 
 MAX_SAMPLES = 16_384
+MAX_TOKENS = 2**31 - 1
 MAX_LOGIT_BIASES = 1_024
 MAX_ALLOWED_TOKEN_IDS = 1_024
 MAX_STOP_TOKEN_IDS = 128
@@ -182,7 +183,7 @@ class SamplingParams:
         check.number("temperature", self.temperature, 0)
         if check.number("top_p", self.top_p, 0, 1) == 0:
             raise check.refuse("top_p", self.top_p, "in (0, 1]")
-        check.integer("top_k", self.top_k, -1)
+        check.integer("top_k", self.top_k, -1, check.LARGEST_TOKEN_ID)
         check.number("min_p", self.min_p, 0, 1)
         check.number("presence_penalty", self.presence_penalty, -2, 2)
         check.number("frequency_penalty", self.frequency_penalty, -2, 2)
@@ -191,10 +192,10 @@ class SamplingParams:
 
     def _check_ends(self) -> None:
         if self.max_tokens is not None:
-            check.integer("max_tokens", self.max_tokens, 0)
+            check.integer("max_tokens", self.max_tokens, 0, MAX_TOKENS)
             if self.max_tokens == 0 and self.prompt_logprobs is None:
                 raise check.refuse("max_tokens", 0, "at least 1 (0 goes with prompt_logprobs alone)")
-        check.integer("min_tokens", self.min_tokens, 0)
+        check.integer("min_tokens", self.min_tokens, 0, MAX_TOKENS)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidInputError(f"min_tokens must be at most max_tokens = {self.max_tokens}, got {self.min_tokens}")
         for index, stop in enumerate(self.stop_strings):
@@ -226,7 +227,7 @@ class SamplingParams:
                     f"logit_bias must have at most {MAX_LOGIT_BIASES} entries, got {len(self.logit_bias)}"
                 )
             for token_id, bias in self.logit_bias.items():
-                check.integer("logit_bias key", token_id, 0)
+                check.integer("logit_bias key", token_id, 0, check.LARGEST_TOKEN_ID)
                 check.number(f"logit_bias[{token_id}]", bias)
         for index, word in enumerate(self.bad_words or ()):
             check.text(f"bad_words[{index}]", word, MAX_STOP_LENGTH)

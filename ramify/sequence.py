@@ -103,6 +103,7 @@ class Sequence:
         "_status",
         "child",
         "data",
+        "order",
         "request_id",
         "sampling_params",
         "seq_id",
@@ -130,6 +131,7 @@ class Sequence:
         self.child = child
         self.tracks = tracks if tracks is not None else [Track(f"{seq_id}/0", 0, self.data.prompt_token_ids)]
         self.stop_reason: int | str | None = None
+        self.order: tuple[int, int, int] = (0, 0, child)  # who goes first: priority, arrival, child; the lower
         self._status = SequenceStatus.WAITING
 
     def __repr__(self) -> str:
@@ -166,6 +168,7 @@ class Sequence:
             child=self.child,
             tracks=tracks,
         )
+        copy.order = self.order
         copy._status = self._status
         return copy
 

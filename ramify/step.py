@@ -13,7 +13,7 @@ class DeviceStep:
 
     def run(self, plan: Plan) -> StepResult:
         drawn_chunks = sorted({item.chunks[0] for item in plan.draws})
-        logits = self.runner.run(plan.chunks, plan.copies, drawn_chunks)
+        logits = self.runner.run(plan, drawn_chunks)
         if not plan.draws:
             return StepResult([], [])
         row_of = {chunk: row for row, chunk in enumerate(drawn_chunks)}

@@ -12,11 +12,15 @@ from typing import Any, TypeVar
 
 from ramify.errors import InvalidInputError
 
+LARGEST_TOKEN_ID = 2**31 - 1
 E = TypeVar("E", bound=Enum)
 
 
 def refuse(field: str, value: object, allowed: str) -> InvalidInputError:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except Exception:  # Python itself refuses to print an integer of 4,300 digits; a caller's object may raise anything
+        shown = f"a {type(value).__name__} that cannot be shown"
     if len(shown) > 120:
         shown = shown[:117] + "..."
     return InvalidInputError(f"{field} must be {allowed}, got {shown}")
@@ -96,7 +100,7 @@ def items(field: str, value: object, most: int) -> Sequence[Any]:
 def token_ids(field: str, value: object, most: int, vocab_size: int | None = None) -> tuple[int, ...]:
     """Token ids: integers from 0, below the vocabulary's size once that is known."""
     ids = items(field, value, most)
-    high = None if vocab_size is None else vocab_size - 1
+    high = LARGEST_TOKEN_ID if vocab_size is None else vocab_size - 1
     for index, token_id in enumerate(ids):
         integer(f"{field}[{index}]", token_id, 0, high)
     return tuple(ids)

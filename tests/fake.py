@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ramify.config import PreemptionMode
 from ramify.core import EngineCore
 from ramify.kv.blocks import BlockManager
 from ramify.plan import Plan, StepResult
@@ -26,17 +27,31 @@ EMPTY = -1
 class FakeDevice:
     """Runs plans over a pool of token ids; remembers every plan."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
         self.block_size = block_size
         self.pool = [[EMPTY] * block_size for _ in range(num_blocks)]
+        self.host = [[EMPTY] * block_size for _ in range(num_host_blocks)]
         self.plans: list[Plan] = []
         self.poisoned: Callable[[list[int]], bool] = lambda _tokens: False
 
+    def _check_sharing(self, plan: Plan) -> None:
+        for group in plan.shared:
+            tables = {plan.chunks[index].block_table[: group.num_blocks] for index in group.chunks}
+            assert len(tables) == 1, "a group that does not share"
+            assert all(plan.chunks[index].start >= group.num_blocks * self.block_size for index in group.chunks)
+
     def run(self, plan: Plan) -> StepResult:
         self.plans.append(plan)
-        contents = {copy.target: list(self.pool[copy.source]) for copy in plan.copies}
-        for target, content in contents.items():
-            self.pool[target] = content
+        for moves, sources, targets in (
+            (plan.swaps_out, self.pool, self.host),
+            (plan.copies, self.pool, self.pool),
+            (plan.swaps_in, self.host, self.pool),
+        ):
+            contents = {move.target: list(sources[move.source]) for move in moves}
+            assert len(contents) == len(moves), "two moves into one block"
+            for target, content in contents.items():
+                targets[target] = content
+        self._check_sharing(plan)
         rows = []
         for chunk in plan.chunks:
             for offset, token_id in enumerate(chunk.token_ids):
@@ -69,21 +84,32 @@ def fake_engine(
     max_num_seqs: int = 16,
     max_num_batched_tokens: int = 64,
     enable_chunked_prefill: bool = True,
+    enable_prefix_caching: bool = True,
+    preemption_mode: PreemptionMode = "recompute",
+    num_host_blocks: int = 0,
     max_model_len: int = 128,
     eos_token_ids: frozenset[int] = frozenset({0}),
     seed: int = 0,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> EngineCore:
     scheduler = Scheduler(
-        [BlockManager(num_blocks, block_size)],
+        [
+            BlockManager(
+                num_blocks,
+                block_size,
+                enable_prefix_caching=enable_prefix_caching,
+                num_host_blocks=num_host_blocks,
+            )
+        ],
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         enable_chunked_prefill=enable_chunked_prefill,
         max_model_len=max_model_len,
+        preemption_mode=preemption_mode,
     )
     return EngineCore(
         scheduler,
-        FakeDevice(num_blocks, block_size),
+        FakeDevice(num_blocks, block_size, num_host_blocks),
         seed=seed,
         eos_token_ids=eos_token_ids,
         make_text=lambda _params: TextStream(None),

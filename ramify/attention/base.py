@@ -8,11 +8,11 @@ from typing import Protocol
 from torch import Tensor
 
 from ramify.kv.pool import KVPool
-from ramify.plan import Chunk
+from ramify.plan import Chunk, SharedPrefix
 
 
 class Attention(Protocol):
-    def prepare(self, chunks: Sequence[Chunk], pool: KVPool) -> None:
+    def prepare(self, chunks: Sequence[Chunk], shared: Sequence[SharedPrefix], pool: KVPool) -> None:
         """Called once per step, before the first layer; the tokens of the chunks lie one after the other."""
 
     def forward(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -4,35 +4,56 @@
     child   [7][2][5]          the first of them to write into the partly filled block 5 gets a block of its own
                                and a copy to make (copy-on-write), the other keeps 5.
 
-Questions (`num_free`, `table`, `num_new_blocks`) never act.
+A block that nobody holds is free. If the prefix index knows its content, it stays findable until it is needed for
+something else: plain free blocks go first, then the one freed longest ago; a table is freed last block first, so that
+the ends of prompts go before their beginnings. Questions (`num_free`, `table`, `find`, …) never act.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from ramify.errors import CacheExhaustedError, InvalidInputError
+from ramify.kv.prefix import ROOT, Entry, PrefixIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a swapped-out track's block is: still on the device, because others hold it too, or in host memory."""
+
+    block: int
+    on_device: bool
 
 
 class BlockManager:
-    """Gives blocks to tracks, shares them between forks, takes them back when nobody holds them."""
+    """Gives blocks to tracks, shares them between forks and equal prefixes, takes them back when nobody holds them."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = False, num_host_blocks: int = 0
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.num_host_blocks = num_host_blocks
         self._free: deque[int] = deque(range(num_blocks))
+        self._free_known: OrderedDict[int, None] = OrderedDict()  # free, but the index knows their content
+        self._free_host: deque[int] = deque(range(num_host_blocks))
         self._counts = [0] * num_blocks
         self._tables: dict[str, list[int]] = {}
+        self._swapped: dict[str, list[Place]] = {}
+        self._index = PrefixIndex(block_size) if enable_prefix_caching else None
+        self._chains: dict[str, list[int]] = {}  # numbers of a track's leading blocks in the index
 
     # -- questions -------------------------------------------------------------------------------------------
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._free) + len(self._free_known)
 
     @property
     def num_in_use(self) -> int:
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self.num_free
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -40,11 +61,29 @@ class BlockManager:
     def table(self, key: str) -> tuple[int, ...]:
         return tuple(self._tables.get(key, ()))
 
+    def holds(self, key: str) -> bool:
+        return bool(self._tables.get(key))
+
     def num_new_blocks(self, key: str, start: int, end: int) -> int:
         """How many blocks `extend(key, start, end)` would take."""
-        table = self._tables.get(key, [])
-        touched = range(start // self.block_size, self.blocks_for(end))
-        return sum(index >= len(table) or self._counts[table[index]] > 1 for index in touched)
+        table = self._tables.get(key, ())
+        first, last = start // self.block_size, self.blocks_for(end)
+        shared = sum(self._counts[block] > 1 for block in table[first:last])
+        return shared + last - max(first, min(last, len(table)))
+
+    def find(self, tokens: Sequence[int]) -> list[Entry]:
+        """Known blocks for the beginning of `tokens`; at least the last token is always left to compute."""
+        return [] if self._index is None else self._index.find(tokens[:-1])
+
+    def num_free_without(self, found: Sequence[Entry]) -> int:
+        """How many blocks would be free once `found` is held."""
+        return self.num_free - sum(self._counts[entry.block] == 0 for entry in found)
+
+    def num_swapped(self, key: str) -> int:
+        return sum(not place.on_device for place in self._swapped.get(key, ()))
+
+    def can_swap_out(self, key: str) -> bool:
+        return sum(self._counts[block] == 1 for block in self._tables.get(key, ())) <= len(self._free_host)
 
     # -- acts ------------------------------------------------------------------------------------------------
 
@@ -52,9 +91,10 @@ class BlockManager:
         """Makes positions start..end writable for this track alone; returns (source, target) copies to make first."""
         if self.num_new_blocks(key, start, end) > self.num_free:
             raise CacheExhaustedError(f"{key}: no blocks left for positions {start}..{end}")
-        table = self._tables.setdefault(key, [])
+        table = self._tables.get(key, [])
         if start > len(table) * self.block_size:
             raise InvalidInputError(f"{key}: positions before {start} have no blocks yet")
+        self._tables[key] = table
         copies = []
         for index in range(start // self.block_size, self.blocks_for(end)):
             if index == len(table):
@@ -67,36 +107,127 @@ class BlockManager:
                     copies.append((shared, own))
         return copies
 
+    def adopt(self, key: str, found: Sequence[Entry]) -> int:
+        """Gives a track that holds nothing the blocks that were found; returns how many positions they cover."""
+        if self._tables.get(key):
+            raise InvalidInputError(f"{key} holds blocks already")
+        for entry in found:
+            if self._counts[entry.block] == 0:
+                del self._free_known[entry.block]
+            self._counts[entry.block] += 1
+        self._tables[key] = [entry.block for entry in found]
+        self._chains[key] = [entry.number for entry in found]
+        return len(found) * self.block_size
+
+    def publish(self, key: str, num_computed: int, tokens_between: Callable[[int, int], Sequence[int]]) -> None:
+        """Makes a track's full computed blocks known to the index."""
+        if self._index is None:
+            return
+        chain, table = self._chains.setdefault(key, []), self._tables[key]
+        for index in range(len(chain), num_computed // self.block_size):
+            tokens = tuple(tokens_between(index * self.block_size, (index + 1) * self.block_size))
+            chain.append(self._index.add(chain[-1] if chain else ROOT, tokens, table[index]))
+
     def fork(self, parent: str, child: str) -> None:
         """The child holds every block of the parent too."""
         if child in self._tables:
             raise InvalidInputError(f"{child} holds blocks already")
         self._tables[child] = table = list(self._tables.get(parent, ()))
+        self._chains[child] = list(self._chains.get(parent, ()))
         for block in table:
             self._counts[block] += 1
 
     def release(self, key: str) -> None:
-        """Gives back what this track holds, last block first; holding nothing is fine."""
-        for block in reversed(self._tables.pop(key, [])):
-            self._counts[block] -= 1
-            if self._counts[block] == 0:
-                self._free.append(block)
+        """Gives back what this track holds, wherever it is; holding nothing is fine."""
+        self._drop(reversed(self._tables.pop(key, [])))
+        self._chains.pop(key, None)
+        for place in reversed(self._swapped.pop(key, [])):
+            if place.on_device:
+                self._drop([place.block])
+            else:
+                self._free_host.append(place.block)
+
+    def swap_out(self, key: str) -> list[tuple[int, int]]:
+        """Moves the blocks that only this track holds to host memory; returns (device, host) copies to make."""
+        if not self.can_swap_out(key):
+            raise CacheExhaustedError(f"{key}: no room in swap space")
+        places, copies = [], []
+        for block in self._tables.pop(key):
+            if self._counts[block] > 1:
+                places.append(Place(block, on_device=True))
+            else:
+                host = self._free_host.popleft()
+                places.append(Place(host, on_device=False))
+                copies.append((block, host))
+        self._drop(block for block, _ in reversed(copies))
+        self._swapped[key] = places
+        return copies
+
+    def swap_in(self, key: str) -> list[tuple[int, int]]:
+        """Brings a track back to the device; returns (host, device) copies to make."""
+        if self.num_swapped(key) > self.num_free:
+            raise CacheExhaustedError(f"{key}: no blocks left to swap into")
+        copies, table = [], []
+        for place in self._swapped.pop(key):
+            if place.on_device:
+                table.append(place.block)
+            else:
+                table.append(self._take())
+                copies.append((place.block, table[-1]))
+                self._free_host.append(place.block)
+        self._tables[key] = table
+        return copies
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all content; what is held stays held."""
+        if self._index is None:
+            return
+        self._index.clear()
+        self._free.extend(self._free_known)
+        self._free_known.clear()
+        # What is held now was made under the old content: its chains go on under numbers that nobody can find.
+        self._chains = {key: [self._index.new_number()] * len(chain) for key, chain in self._chains.items()}
 
     def _take(self) -> int:
-        block = self._free.popleft()
+        if self._free:
+            block = self._free.popleft()
+        else:
+            block, _ = self._free_known.popitem(last=False)
+            assert self._index is not None, "only the index makes blocks known"
+            self._index.forget(block)
         self._counts[block] = 1
         return block
+
+    def _drop(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._counts[block] -= 1
+            if self._counts[block] == 0:
+                if self._index is not None and block in self._index:
+                    self._free_known[block] = None
+                else:
+                    self._free.append(block)
 
     # -- invariants ------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raises AssertionError unless every block is either free or held exactly as often as it is counted."""
         held = [0] * self.num_blocks
+        hosted: list[int] = list(self._free_host)
         for table in self._tables.values():
             assert len(set(table)) == len(table), "a table names a block twice"
             for block in table:
                 held[block] += 1
+        for places in self._swapped.values():
+            for place in places:
+                if place.on_device:
+                    held[place.block] += 1
+                else:
+                    hosted.append(place.block)
         assert held == self._counts, "counts differ from what tables hold"
-        free = set(self._free)
-        assert len(free) == len(self._free), "a block is free twice"
-        assert free == {block for block, count in enumerate(held) if count == 0}, "a block leaked"
+        free = [*self._free, *self._free_known]
+        assert len(set(free)) == len(free), "a block is free twice"
+        assert set(free) == {block for block, count in enumerate(held) if count == 0}, "a block leaked"
+        assert sorted(hosted) == list(range(self.num_host_blocks)), "a host block leaked or is used twice"
+        if self._index is not None:
+            assert all(block in self._index for block in self._free_known), "a free block lost its content"
+            assert not any(block in self._index for block in self._free), "known content stands in a plain free block"

@@ -2,43 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ramify.models.families import Architecture
 
+Pair = tuple[int, int]
+
 
 class KVPool:
-    """keys[layer] and values[layer] are (num_blocks * block_size, kv_heads, head_dim): one row per slot.
+    """kv is (layers, slots, 2, kv_heads, head_dim): a slot is one position, keys first, then values.
 
-    Memory is taken when a slot is first written (the operating system maps fresh pages lazily).
+    Memory is taken when a slot is first written (the operating system maps zero pages lazily), and so is the host
+    memory that blocks are swapped out to.
     """
 
     def __init__(
-        self, arch: Architecture, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        arch: Architecture,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        num_host_blocks: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        shape = (arch.num_layers, num_blocks * block_size, arch.num_kv_heads, arch.head_dim)
-        self.keys = torch.empty(shape, dtype=dtype, device=device)
-        self.values = torch.empty(shape, dtype=dtype, device=device)
+        self.num_host_blocks = num_host_blocks
+        shape = (arch.num_layers, num_blocks * block_size, 2, arch.num_kv_heads, arch.head_dim)
+        self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        self._host_blocks: Tensor | None = None
+
+    @property
+    def blocks(self) -> Tensor:
+        """(layers, num_blocks, block_size, 2, kv_heads, head_dim): the same memory, block by block."""
+        return self.kv.view(self.kv.shape[0], self.num_blocks, self.block_size, *self.kv.shape[2:])
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """slots (T,), keys and values (T, kv_heads, head_dim)."""
-        self.keys[layer].index_copy_(0, slots, keys)
-        self.values[layer].index_copy_(0, slots, values)
+        self.kv[layer].index_copy_(0, slots, torch.stack((keys, values), dim=1))
 
-    def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Zeroes blocks: what an earlier owner left behind, were it NaN, would show through any mask."""
+        if blocks:
+            self.blocks.index_fill_(1, self._tensor(blocks), 0)
+
+    def copy_blocks(self, pairs: Sequence[Pair]) -> None:
         """Gives each target block its source's content, in all layers."""
-        listed = list(pairs)
-        if not listed:
-            return
-        sources, targets = torch.tensor(listed, device=self.keys.device).unbind(1)
-        for pool in (self.keys, self.values):
-            blocks = pool.view(pool.shape[0], self.num_blocks, self.block_size, *pool.shape[2:])
-            blocks[:, targets] = blocks[:, sources]
+        if pairs:
+            sources, targets = self._tensor(pairs).unbind(1)
+            self.blocks.index_copy_(1, targets, self.blocks.index_select(1, sources))
+
+    def swap_out(self, pairs: Sequence[Pair]) -> None:
+        """(device block, host block) pairs."""
+        if pairs:
+            sources, targets = self._tensor(pairs).unbind(1)
+            self._host().index_copy_(1, targets.cpu(), self.blocks.index_select(1, sources).cpu())
+
+    def swap_in(self, pairs: Sequence[Pair]) -> None:
+        """(host block, device block) pairs."""
+        if pairs:
+            sources, targets = self._tensor(pairs).unbind(1)
+            content = self._host().index_select(1, sources.cpu()).to(self.kv.device)
+            self.blocks.index_copy_(1, targets, content)
+
+    def _host(self) -> Tensor:
+        if self._host_blocks is None:
+            layers, _, *rest = self.blocks.shape
+            self._host_blocks = torch.zeros(
+                (layers, self.num_host_blocks, *rest), dtype=self.kv.dtype, pin_memory=self.kv.device.type == "cuda"
+            )
+        return self._host_blocks
+
+    def _tensor(self, numbers: Sequence[int] | Sequence[Pair]) -> Tensor:
+        return torch.tensor(numbers, device=self.kv.device)
 
 
 def bytes_per_block(arch: Architecture, block_size: int, dtype: torch.dtype) -> int:

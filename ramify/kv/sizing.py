@@ -28,6 +28,11 @@ def num_blocks(cache: CacheConfig, decoder: Decoder, *, max_num_seqs: int, max_m
     return int(min(fitting, most))
 
 
+def num_host_blocks(cache: CacheConfig, decoder: Decoder) -> int:
+    """How many blocks swap_space holds."""
+    return int(cache.swap_space * 2**30 // bytes_per_block(decoder.arch, cache.block_size, decoder.dtype))
+
+
 def _pool_bytes(cache: CacheConfig, device: torch.device) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

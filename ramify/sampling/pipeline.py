@@ -104,7 +104,7 @@ def _filtered(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     vocab_size = logits.shape[1]
     temperatures = torch.tensor([item.params.temperature or 1.0 for item in draws], device=device)
     logits = processors.temperature(logits, temperatures)
-    counts = [item.params.top_k if item.params.top_k > 0 else vocab_size for item in draws]
+    counts = [min(item.params.top_k, vocab_size) if item.params.top_k > 0 else vocab_size for item in draws]
     logits = _on_rows(processors.top_k, logits, counts, vocab_size)
     logits = _on_rows(processors.top_p, logits, [item.params.top_p for item in draws], 1.0)
     return _on_rows(processors.min_p, logits, [item.params.min_p for item in draws], 0.0)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
+from ramify.metrics import IterationStats
 from ramify.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from ramify.request import Request
 from ramify.sampling_params import OutputKind
@@ -51,16 +52,18 @@ class Child:
     text: TextStream
     finish_reason: FinishReason | None = None
     num_end_tokens: int = 0  # 1 where the last token is the end itself, and no content
+    last_token_time: float | None = None
     sent_characters: int = 0
     sent_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What an advance did: (parent, fork) pairs whose blocks are to be shared, and sequences that ended."""
+    """What an advance did: (parent, fork) pairs whose blocks are shared, who ended, times since the token before."""
 
     forks: list[tuple[Sequence, Sequence]] = field(default_factory=list)
     ended: list[Sequence] = field(default_factory=list)
+    latencies: list[float] = field(default_factory=list)
 
 
 class Group:
@@ -81,6 +84,7 @@ class Group:
         self.end_token_ids = self.stop_token_ids | (frozenset() if self.params.ignore_eos else eos_token_ids)
         self.error: str | None = None
         self.metrics = RequestMetrics(request.arrival_time)
+        self.num_cached_tokens = 0
         self._children = {request.root.seq_id: Child(request.root, make_text())}
 
     @property
@@ -95,7 +99,7 @@ class Group:
 
     # -- growing ---------------------------------------------------------------------------------------------
 
-    def advance(self, candidates: Items[Candidate]) -> Changes:
+    def advance(self, candidates: Items[Candidate], now: float = 0.0) -> Changes:
         changes = Changes()
         adopted: set[str] = set()
         grown: list[tuple[Child, Continuation]] = []
@@ -110,6 +114,9 @@ class Group:
                 child = parent
             grown.append((child, item))
         for child, item in grown:
+            if child.last_token_time is not None:
+                changes.latencies.append(now - child.last_token_time)
+            child.last_token_time = now
             child.sequence.add_token_id(item.token_id, item.logprob)
             if self._check_end(child, item.token_id):
                 changes.ended.append(child.sequence)
@@ -176,9 +183,23 @@ class Group:
             prompt_token_ids=tuple(self.request.prompt_token_ids),
             outputs=tuple(outputs),
             finished=finished,
+            num_cached_tokens=self.num_cached_tokens,
             metrics=self.metrics,
             error=self.error,
         )
+
+    def observe(self, stats: IterationStats, now: float) -> None:
+        """Tells the step in which it ended what there was to see."""
+        lengths = [len(child.sequence.output_token_ids) for child in self._children.values()]
+        reasons = [child.finish_reason for child in self._children.values() if child.finish_reason is not None]
+        stats.record_finished_request(
+            now - self.metrics.arrival_time,
+            len(self.request.prompt_token_ids),
+            sum(lengths),
+            reasons[0],
+            self.num_cached_tokens,
+        )
+        stats.observe_parallel_sampling(self.params, max(lengths))
 
     def _in_order(self) -> list[Child]:
         return sorted(self._children.values(), key=lambda child: child.sequence.child)

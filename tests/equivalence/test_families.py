@@ -14,7 +14,7 @@ from ramify import LLM, SamplingParams
 from ramify.attention.torch_ref import TorchAttention
 from ramify.kv.pool import KVPool
 from ramify.models.loader import ModelLoader
-from ramify.plan import Chunk
+from ramify.plan import Chunk, Plan
 from ramify.runner import Runner
 from tests.conftest import CheckpointMaker, rewrite_config
 from tests.equal import check_greedy
@@ -97,7 +97,7 @@ def _logits(folder: Path, prompt: list[int]) -> torch.Tensor:
     decoder = ModelLoader(ModelConfig(model=str(folder))).load_model("cpu")
     pool = KVPool(decoder.arch, 16, 16, decoder.dtype, decoder.device)
     runner = Runner(decoder, pool, TorchAttention(decoder.device))
-    return runner.run([Chunk(0, prompt, 0, tuple(range(16)))], [], [0])[0]
+    return runner.run(Plan((Chunk(0, prompt, 0, tuple(range(16))),), ()), [0])[0]
 
 
 def test_transformers_generate_itself_agrees(make_checkpoint: CheckpointMaker) -> None:

@@ -1,0 +1,426 @@
+"""The engine on a fake device with exact logits: whatever the schedule, every request gets what it would get alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify import InvalidInputError, Request, SamplingParams
+from ramify.core import EngineCore
+from ramify.outputs import FinishReason, RequestOutput
+from tests.fake import FakeDevice, fake_engine
+
+Tokens = list[tuple[int, ...]]
+
+
+def tokens_of(output: RequestOutput) -> Tokens:
+    return [item.token_ids for item in output.outputs]
+
+
+def run_all(engine: EngineCore) -> dict[str, RequestOutput]:
+    finished: dict[str, RequestOutput] = {}
+    for _ in range(10_000):
+        if not engine.has_unfinished():
+            return finished
+        for output in engine.step():
+            if output.finished:
+                finished[output.request_id] = output
+        check(engine)
+    raise AssertionError("the engine does not come to an end")
+
+
+def check(engine: EngineCore) -> None:
+    """What must hold after every act."""
+    scheduler, device = engine.scheduler, engine.device
+    assert isinstance(device, FakeDevice)
+    for manager in scheduler.managers:
+        manager.check()
+    assert len(scheduler.running) <= scheduler.max_num_seqs
+    assert scheduler.running == sorted(scheduler.running, key=lambda sequence: sequence.order)
+    assert scheduler.waiting == sorted(scheduler.waiting, key=lambda sequence: sequence.order)
+    if device.plans:
+        plan = device.plans.pop()
+        assert plan.num_tokens <= scheduler.max_num_batched_tokens
+        assert len(plan.chunks) <= scheduler.max_num_seqs
+        device.plans.clear()
+
+
+def alone(prompt: list[int], params: SamplingParams) -> Tokens:
+    """The truth: the request by itself, with room for everything."""
+    engine = fake_engine(num_blocks=4096, block_size=4, max_num_seqs=256, max_num_batched_tokens=4096)
+    engine.add_request(Request("alone", None, prompt, params))
+    return tokens_of(run_all(engine)["alone"])
+
+
+@dataclass(frozen=True)
+class Setting:
+    block_size: int
+    spare_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_prefix_caching: bool
+    swap: bool
+    num_host_blocks: int
+    requests: list[tuple[list[int], SamplingParams, int]] = field(default_factory=list)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[list[int], SamplingParams, int]:
+    # A small alphabet and repeated beginnings, so that prefixes meet.
+    prompt = draw(st.sampled_from([[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4], [9]])) + draw(
+        st.lists(st.integers(1, 2), max_size=9)
+    )
+    n = draw(st.integers(1, 5))
+    temperature = 0.0 if n == 1 and draw(st.booleans()) else 1.0
+    params = SamplingParams(
+        n=n, max_tokens=draw(st.integers(1, 9)), seed=draw(st.integers(0, 3)), temperature=temperature
+    )
+    return prompt, params, draw(st.integers(-1, 1))
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> Setting:
+    return Setting(
+        block_size=draw(st.integers(1, 5)),
+        spare_blocks=draw(st.sampled_from([0, 1, 3, 50])),
+        max_num_seqs=draw(st.integers(1, 6)),
+        max_num_batched_tokens=draw(st.sampled_from([1, 2, 3, 7, 64])),
+        enable_prefix_caching=draw(st.booleans()),
+        swap=draw(st.booleans()),
+        num_host_blocks=draw(st.sampled_from([0, 2, 40])),
+        requests=draw(st.lists(requests(), min_size=1, max_size=6)),
+    )
+
+
+def engine_for(world: Setting, **changes: Any) -> EngineCore:
+    """As small a cache as the largest request may have, and a few spare blocks."""
+    needed = max(
+        -(-(len(prompt) + (params.max_tokens or 0)) // world.block_size) + (params.n > 1)
+        for prompt, params, _ in world.requests
+    )
+    options: dict[str, Any] = {
+        "num_blocks": needed + world.spare_blocks,
+        "block_size": world.block_size,
+        "max_num_seqs": world.max_num_seqs,
+        "max_num_batched_tokens": world.max_num_batched_tokens,
+        "enable_prefix_caching": world.enable_prefix_caching,
+        "preemption_mode": "swap" if world.swap else "recompute",
+        "num_host_blocks": world.num_host_blocks if world.swap else 0,
+    }
+    return fake_engine(**{**options, **changes})
+
+
+@given(world=worlds(), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_every_schedule_gives_what_each_request_would_get_alone(world: Setting, data: st.DataObject) -> None:
+    engine = engine_for(world)
+    pending = list(enumerate(world.requests))
+    finished: dict[str, RequestOutput] = {}
+    steps = 0
+    while pending or engine.has_unfinished():
+        if pending and (not engine.has_unfinished() or data.draw(st.booleans(), label="arrives")):
+            number, (prompt, params, priority) = pending.pop(0)
+            engine.add_request(Request(str(number), None, prompt, params, priority=priority))
+        for output in engine.step():
+            finished[output.request_id] = output
+        check(engine)
+        steps += 1
+        assert steps < 5_000, "the engine does not come to an end"
+    for number, (prompt, params, _) in enumerate(world.requests):
+        assert tokens_of(finished[str(number)]) == alone(prompt, params)
+    assert engine.stats()["blocks_in_use"] == 0
+    assert engine.scheduler.managers[0].num_host_blocks == len(engine.scheduler.managers[0]._free_host)
+
+
+@given(world=worlds(), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_aborts_at_any_moment_free_everything_and_disturb_nobody(world: Setting, data: st.DataObject) -> None:
+    engine = engine_for(world)
+    for number, (prompt, params, priority) in enumerate(world.requests):
+        engine.add_request(Request(str(number), None, prompt, params, priority=priority))
+    doomed = data.draw(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), max_size=4), label="aborts")
+    finished: dict[str, RequestOutput] = {}
+    for step in range(5_000):
+        for moment, number in doomed:
+            if moment == step:
+                output = engine.abort(str(number))
+                check(engine)
+                if output is not None:
+                    finished[output.request_id] = output
+        if not engine.has_unfinished():
+            break
+        for output in engine.step():
+            finished[output.request_id] = output
+        check(engine)
+    assert engine.stats()["blocks_in_use"] == 0
+    for number, (prompt, params, _) in enumerate(world.requests):
+        output = finished[str(number)]
+        expected = alone(prompt, params)
+        if not any(item.finish_reason is FinishReason.ABORT for item in output.outputs):
+            assert tokens_of(output) == expected
+        else:
+            assert all(expected[item.index][: len(item.token_ids)] == item.token_ids for item in output.outputs), (
+                "an aborted output is a beginning of the whole one"
+            )
+
+
+# -- single facts ----------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_computed_once_and_blocks_are_prompt_plus_suffixes() -> None:
+    engine = fake_engine(num_blocks=512, block_size=4, max_num_seqs=64, max_num_batched_tokens=64, max_model_len=256)
+    params = SamplingParams(n=16, max_tokens=9, ignore_eos=True)
+    engine.add_request(Request("r", None, list(range(1, 41)), params))
+    run_all(engine)
+    stats = engine.stats()
+    assert stats["prompt_tokens_computed"] == 40
+    assert stats["generated_tokens"] == 16 * 9
+    assert stats["blocks_in_use_peak"] == 10 + 16 * 2  # 8 of 9 tokens are ever written: two blocks a child
+
+
+def test_a_shared_partial_block_is_copied_by_all_but_one() -> None:
+    engine = fake_engine(num_blocks=64, block_size=4, max_num_seqs=8)
+    engine.add_request(Request("r", None, [1, 2, 3, 4, 5, 6], SamplingParams(n=4, max_tokens=2, ignore_eos=True)))
+    engine.step()
+    assert isinstance(engine.device, FakeDevice)
+    engine.step()
+    assert len(engine.device.plans[-1].copies) == 3
+    assert [len(group.chunks) for group in engine.device.plans[-1].shared] == [4]
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_prefix_hits_are_counted_and_leave_one_token_to_compute(caching: bool) -> None:
+    engine = fake_engine(block_size=4, enable_prefix_caching=caching)
+    prompt = list(range(1, 13))  # three full blocks
+    outputs = []
+    for name in ("first", "again", "longer"):
+        ids = prompt if name != "longer" else [*prompt, 50, 51, 52]
+        engine.add_request(Request(name, None, ids, SamplingParams(max_tokens=1, temperature=0)))
+        outputs.append(run_all(engine)[name])
+    assert [output.num_cached_tokens for output in outputs] == ([0, 8, 12] if caching else [0, 0, 0])
+    assert engine.stats()["prompt_tokens_cached"] == (20 if caching else 0)
+    assert engine.stats()["prompt_tokens_computed"] == 12 + 12 + 15 - (20 if caching else 0)
+    assert tokens_of(outputs[0]) == tokens_of(outputs[1])
+    engine.reset_prefix_cache()
+    engine.add_request(Request("after", None, prompt, SamplingParams(max_tokens=1)))
+    assert run_all(engine)["after"].num_cached_tokens == 0
+
+
+def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
+    engine = fake_engine(block_size=4, max_num_batched_tokens=256)
+    for number in range(5):
+        engine.add_request(Request(str(number), None, list(range(1, 34)), SamplingParams(max_tokens=2)))
+    run_all(engine)
+    assert engine.stats()["prompt_tokens_computed"] == 33 + 4
+
+
+def test_the_oldest_unused_prefix_goes_first() -> None:
+    engine = fake_engine(num_blocks=9, block_size=4, max_model_len=32)
+    prompts = {name: [base] * 9 for name, base in (("a", 1), ("b", 2), ("c", 3))}  # two full blocks each, and one more
+    for name in ("a", "b", "a", "c"):
+        engine.add_request(Request(name, None, prompts[name], SamplingParams(max_tokens=1)))
+        run_all(engine)
+    engine.add_request(Request("big", None, [7] * 12, SamplingParams(max_tokens=4)))  # needs room: b goes before a
+    run_all(engine)
+    hits = {}
+    for name in ("c", "a", "b"):
+        engine.add_request(Request(name, None, prompts[name], SamplingParams(max_tokens=1)))
+        hits[name] = run_all(engine)[name].num_cached_tokens
+    assert hits["c"] == 8
+    assert hits["a"] == 8
+    assert hits["b"] < 8
+
+
+def test_priorities_go_first_and_ties_by_arrival() -> None:
+    engine = fake_engine(max_num_seqs=1)
+    for name, priority in (("late", 1), ("first", 0), ("second", 0), ("urgent", -5)):
+        engine.add_request(
+            Request(name, None, [1, 2], SamplingParams(max_tokens=2, ignore_eos=True), priority=priority)
+        )
+    order = []
+    while engine.has_unfinished():
+        order += [output.request_id for output in engine.step() if output.finished]
+    assert order == ["urgent", "first", "second", "late"]
+
+
+def test_a_fault_in_one_row_ends_that_request_alone() -> None:
+    engine = fake_engine()
+    assert isinstance(engine.device, FakeDevice)
+    engine.device.poisoned = lambda tokens: tokens[0] == 66 and len(tokens) > 4
+    for name, first in (("good", 1), ("bad", 66), ("also good", 2)):
+        engine.add_request(Request(name, None, [first, 5], SamplingParams(n=2, max_tokens=6, seed=1, ignore_eos=True)))
+    outputs = run_all(engine)
+    assert outputs["bad"].error == "not finite"
+    assert {item.finish_reason for item in outputs["bad"].outputs} == {FinishReason.ERROR}
+    assert tokens_of(outputs["good"]) == alone([1, 5], SamplingParams(n=2, max_tokens=6, seed=1, ignore_eos=True))
+    assert engine.stats()["blocks_in_use"] == 0
+
+
+def test_a_step_that_breaks_leaves_nothing_behind() -> None:
+    engine = fake_engine()
+    assert isinstance(engine.device, FakeDevice)
+    engine.add_request(Request("r", None, list(range(1, 20)), SamplingParams(n=3, max_tokens=6)))
+    engine.step()
+    run = engine.device.run
+
+    def broken(_plan: Any) -> Any:
+        raise RuntimeError("the device fell over")
+
+    engine.device.run = broken  # type: ignore[method-assign, assignment]
+    with pytest.raises(RuntimeError, match="fell over"):
+        engine.step()
+    check(engine)
+    assert not engine.has_unfinished()
+    assert engine.stats()["blocks_in_use"] == 0
+    engine.device.run = run  # type: ignore[method-assign]
+    engine.add_request(Request("r", None, list(range(1, 20)), SamplingParams(n=3, max_tokens=6, seed=2)))
+    output = run_all(engine)["r"]
+    assert output.num_cached_tokens == 0
+    assert tokens_of(output) == alone(list(range(1, 20)), SamplingParams(n=3, max_tokens=6, seed=2))
+
+
+def test_what_can_never_fit_is_refused_at_submission() -> None:
+    engine = fake_engine(num_blocks=4, block_size=4, max_model_len=64)
+    with pytest.raises(InvalidInputError, match="needs 5 KV blocks, the cache has 4"):
+        engine.add_request(Request("r", None, [1] * 10, SamplingParams(max_tokens=7)))
+    with pytest.raises(InvalidInputError, match="must fit max_model_len = 64"):
+        engine.add_request(Request("r", None, [1] * 60, SamplingParams(max_tokens=7)))
+    with pytest.raises(InvalidInputError, match="must fit max_model_len = 64"):
+        engine.add_request(Request("r", None, [1] * 64, SamplingParams(max_tokens=None)))
+    unchunked = fake_engine(enable_chunked_prefill=False, max_num_batched_tokens=8)
+    with pytest.raises(InvalidInputError, match="at most max_num_batched_tokens = 8 tokens"):
+        unchunked.add_request(Request("r", None, [1] * 9, SamplingParams()))
+    assert not engine.has_unfinished()
+    engine.add_request(Request("r", None, [1] * 9, SamplingParams(max_tokens=7)))
+    with pytest.raises(InvalidInputError, match="'r' is in use"):
+        engine.add_request(Request("r", None, [1], SamplingParams(max_tokens=1)))
+
+
+def test_without_chunking_a_prompt_is_computed_in_one_step() -> None:
+    engine = fake_engine(enable_chunked_prefill=False, max_num_batched_tokens=16, max_num_seqs=8)
+    assert isinstance(engine.device, FakeDevice)
+    for name in "abc":
+        engine.add_request(Request(name, None, [ord(name)] * 12, SamplingParams(max_tokens=5)))
+    while engine.has_unfinished():
+        engine.step()
+    first = [chunk for plan in engine.device.plans for chunk in plan.chunks if chunk.start == 0]
+    assert [len(chunk.token_ids) for chunk in first] == [12, 12, 12]
+
+
+def test_statistics_follow_the_clock() -> None:
+    now = [100.0]
+    engine = fake_engine(clock=lambda: now[0])
+    engine.add_request(Request("r", None, [1, 2, 3], SamplingParams(n=2, max_tokens=3, ignore_eos=True)))
+    now[0] = 103.0
+    engine.step()
+    assert engine.last_step.queue_times == [3.0]
+    assert engine.last_step.time_to_first_tokens == [3.0]
+    assert engine.last_step.num_prompt_tokens == 3
+    assert engine.last_step.num_generation_tokens == 2
+    now[0] = 105.5
+    engine.step()
+    assert engine.last_step.inter_token_latencies == [2.5, 2.5]
+    now[0] = 106.0
+    output = engine.step()[0]
+    done = engine.last_step.finished_requests[0]
+    assert (done.e2e_latency, done.num_prompt_tokens, done.num_generation_tokens) == (6.0, 3, 6)
+    assert done.finish_reason == "length"
+    assert output.metrics is not None
+    assert (output.metrics.arrival_time, output.metrics.first_scheduled_time) == (100.0, 103.0)
+    assert (output.metrics.first_token_time, output.metrics.finished_time) == (103.0, 106.0)
+    assert engine.last_step.n_params == [2]
+    assert engine.last_step.max_num_generation_tokens == [3]
+    assert engine.metrics.n_histogram == {2: 1}
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_preemption_happens_and_changes_nothing(mode: Any) -> None:
+    params = SamplingParams(n=3, max_tokens=16, seed=5, ignore_eos=True)
+    engine = fake_engine(
+        num_blocks=9, block_size=4, preemption_mode=mode, num_host_blocks=16, enable_prefix_caching=False
+    )
+    prompts = [[1, 2, 3, 4, 5], [6, 7, 8]]
+    for number, prompt in enumerate(prompts):
+        engine.add_request(Request(str(number), None, prompt, params))
+    assert isinstance(engine.device, FakeDevice)
+    swapped = 0
+    outputs = {}
+    while engine.has_unfinished():
+        for output in engine.step():
+            outputs[output.request_id] = output
+        swapped += len(engine.device.plans[-1].swaps_out)
+        check(engine)
+    assert engine.stats()["preemptions"] > 0
+    assert (swapped > 0) == (mode == "swap")
+    for number, prompt in enumerate(prompts):
+        assert tokens_of(outputs[str(number)]) == alone(prompt, params)
+
+
+@pytest.mark.long
+def test_ten_thousand_random_acts_leak_nothing_and_starve_nobody() -> None:
+    """Add, step and abort at random on small caches of every kind, invariants checked after each act."""
+    numbers = random.Random(0)
+    acts = finished = aborted = 0
+    while acts < 10_000:
+        swap = numbers.random() < 0.5
+        engine = fake_engine(
+            num_blocks=numbers.randint(8, 40),
+            block_size=numbers.randint(1, 5),
+            max_num_seqs=numbers.randint(1, 9),
+            max_num_batched_tokens=numbers.choice([1, 3, 8, 40]),
+            enable_prefix_caching=numbers.random() < 0.7,
+            preemption_mode="swap" if swap else "recompute",
+            num_host_blocks=numbers.choice([0, 4, 50]) if swap else 0,
+        )
+        live: set[str] = set()
+        for number in range(400):
+            acts += 1
+            if numbers.random() < 0.25:
+                prompt = [numbers.randint(1, 3) for _ in range(numbers.randint(1, 12))]
+                params = SamplingParams(n=numbers.choice([1, 1, 2, 7]), max_tokens=numbers.randint(1, 10), seed=number)
+                try:
+                    engine.add_request(Request(str(number), None, prompt, params, priority=numbers.choice([0, 0, 1])))
+                    live.add(str(number))
+                except InvalidInputError:
+                    pass
+            elif live and numbers.random() < 0.1:
+                name = numbers.choice(sorted(live))
+                assert engine.abort(name) is not None
+                live.remove(name)
+                aborted += 1
+            elif engine.has_unfinished():
+                for output in engine.step():
+                    live.remove(output.request_id)
+                    finished += 1
+            check(engine)
+        for output in run_all(engine).values():
+            live.remove(output.request_id)
+            finished += 1
+        assert live == set()
+        assert engine.stats()["blocks_in_use"] == 0
+    assert finished > 1_000
+    assert aborted > 100
+
+
+@pytest.mark.long
+def test_ten_thousand_requests_leave_nothing_behind() -> None:
+    engine = fake_engine(num_blocks=64, max_num_seqs=16, max_num_batched_tokens=64)
+    numbers = random.Random(1)
+    finished = 0
+    for number in range(10_000):
+        prompt = [numbers.randint(1, 9) for _ in range(numbers.randint(1, 8))]
+        engine.add_request(Request(str(number), None, prompt, SamplingParams(n=numbers.randint(1, 3), max_tokens=2)))
+        if number % 8 == 7:
+            finished += len(engine.step())
+    finished += len(run_all(engine))
+    assert finished == 10_000
+    assert engine._groups == {}
+    assert engine.scheduler.running == engine.scheduler.waiting == []
+    manager = engine.scheduler.managers[0]
+    assert manager._tables == manager._chains == manager._swapped == {}
+    assert engine.stats()["requests_finished"] == 10_000

@@ -1,0 +1,96 @@
+"""The host side needs no torch, and every public name has a home."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import ramify
+import ramify.text
+
+HOST_MODULES = (
+    "ramify",
+    "ramify.config",
+    "ramify.core",
+    "ramify.errors",
+    "ramify.kv.blocks",
+    "ramify.metrics",
+    "ramify.outputs",
+    "ramify.plan",
+    "ramify.request",
+    "ramify.sampling_params",
+    "ramify.scheduler",
+    "ramify.search.group",
+    "ramify.search.ranking",
+    "ramify.sequence",
+    "ramify.validation",
+    *(f"ramify.text.{item.name}" for item in pkgutil.iter_modules(ramify.text.__path__)),
+)
+
+IMPORT_WITHOUT_TORCH = """
+import json, sys
+from importlib import import_module
+
+sys.modules["torch"] = None  # from now on `import torch` raises ModuleNotFoundError
+errors = {}
+for name in json.loads(sys.argv[1]):
+    try:
+        import_module(name)
+    except Exception as error:
+        errors[name] = f"{type(error).__name__}: {error}"
+print(json.dumps(errors))
+"""
+
+
+def import_without_torch(*modules: str) -> dict[str, str]:
+    """Imports modules where there is no torch; returns the error of each that failed."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_WITHOUT_TORCH, json.dumps(modules)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    errors: dict[str, str] = json.loads(done.stdout)
+    return errors
+
+
+def test_every_module_of_the_host_side_loads_where_there_is_no_torch() -> None:
+    assert import_without_torch(*HOST_MODULES) == {}
+
+
+def test_a_module_of_the_device_side_does_not_load_where_there_is_no_torch() -> None:
+    # Shows that the test above could fail.
+    errors = import_without_torch("ramify.models.decoder")
+    assert list(errors) == ["ramify.models.decoder"]
+    assert "torch" in errors["ramify.models.decoder"]
+
+
+def test_the_text_modules_were_found() -> None:
+    assert {"ramify.text.tokenizer", "ramify.text.stream", "ramify.text.chat_template"} <= set(HOST_MODULES)
+
+
+@pytest.mark.parametrize("name", ramify.__all__)
+def test_every_public_name_resolves_to_what_its_home_defines(name: str) -> None:
+    value = getattr(ramify, name)
+    if name != "__version__":
+        home = ramify._HOME_OF[name]
+        assert value is getattr(import_module(home), name)
+        assert value.__module__ == home, "a name's home is where it is defined"
+
+
+def test_the_public_names_are_those_that_have_a_home() -> None:
+    assert sorted(set(ramify.__all__)) == sorted(ramify.__all__), "a name is listed twice"
+    assert set(ramify.__all__) == {*ramify._HOME_OF, "__version__"}
+    assert dir(ramify) == sorted(ramify.__all__)
+    assert sum(map(len, ramify._HOMES.values())) == len(ramify._HOME_OF), "a name has two homes"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'ramify' has no attribute 'LMM'"):
+        _ = ramify.LMM
