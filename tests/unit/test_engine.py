@@ -422,5 +422,7 @@ def test_ten_thousand_requests_leave_nothing_behind() -> None:
     assert engine._groups == {}
     assert engine.scheduler.running == engine.scheduler.waiting == []
     manager = engine.scheduler.managers[0]
-    assert manager._tables == manager._chains == manager._swapped == {}
+    assert not manager._tables
+    assert not manager._chains
+    assert not manager._swapped
     assert engine.stats()["requests_finished"] == 10_000
