@@ -199,6 +199,10 @@ def _bucket(
 ) -> Part:
     bucket = sorted(bucket)
     tables = [chunks[index].block_table[covered[index] :] for index in bucket]
+    if len(bucket) == 1:  # nothing to pad, nothing to mask, and often nothing to copy
+        row = int(starts[bucket[0]])
+        length = chunks[bucket[0]].end - covered[bucket[0]] * block_size
+        return _Dense(slice(row, row + 1), _as_slice(np.array(tables[0])), length)
     longest = max(map(len, tables))
     # Padding repeats the row's own last block: any block that holds numbers will do behind the mask.
     padded = np.array([table + (table[-1],) * (longest - len(table)) for table in tables])

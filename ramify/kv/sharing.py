@@ -1,13 +1,14 @@
 """Who may read which leading blocks together: a pure function of block tables.
 
 Tables form a tree of prefixes. A group at a node of depth d with m rows below it reads d blocks once instead of m times
-and so saves (m - 1) * d block reads. Every row is in at most one group; this picks the groups that save most in all.
+and so saves (m - 1) * d block reads. Every row is in at most one group. From the leaves up, each node decides whether
+the rows still loose below it, and the groups that would gain by it, become one group there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 Table = tuple[int, ...]
@@ -25,11 +26,44 @@ class Sharing:
         return (len(self.rows) - 1) * self.num_blocks
 
 
+@dataclass(slots=True)
+class _Node:
+    """The rows below a prefix of `depth` blocks: those in groups, and those still loose."""
+
+    depth: int
+    loose: list[int] = field(default_factory=list)
+    groups: list[Sharing] = field(default_factory=list)
+
+    def take(self, other: _Node) -> None:
+        self.loose += other.loose
+        self.groups += other.groups
+
+    def close(self) -> None:
+        """Everything below is known: one group here, if that saves more than what is there already."""
+        dissolved = [group for group in self.groups if len(group.rows) * self.depth > group.saved]
+        rows = self.loose + [row for group in dissolved for row in group.rows]
+        group = Sharing(self.depth, tuple(sorted(rows)))
+        if group.saved > sum(item.saved for item in dissolved):
+            self.groups = [item for item in self.groups if item not in dissolved] + [group]
+            self.loose = []
+
+
 def best_sharing(tables: Sequence[Table]) -> list[Sharing]:
-    """The groups that save most block reads in all; rows that share nothing are in none."""
+    """Groups that save block reads; rows that share nothing are in none."""
     order = sorted(range(len(tables)), key=lambda row: tables[row])  # rows with equal beginnings stand together
-    depths = [common_blocks(tables[a], tables[b]) for a, b in pairwise(order)]
-    return _best(order, depths, 0, len(order))
+    depths = [*(common_blocks(tables[a], tables[b]) for a, b in pairwise(order)), 0]
+    path = [_Node(0)]  # from the root to the node that the next row hangs on
+    for row, depth in zip(order, depths, strict=False):  # no rows: one depth too many
+        below = _Node(len(tables[row]), [row])
+        while path[-1].depth > depth:
+            node = path.pop()
+            node.take(below)
+            node.close()
+            below = node
+        if path[-1].depth < depth:
+            path.append(_Node(depth))
+        path[-1].take(below)
+    return path[0].groups
 
 
 def common_blocks(one: Table, other: Table) -> int:
@@ -42,23 +76,3 @@ def common_blocks(one: Table, other: Table) -> int:
         else:
             high = middle - 1
     return low
-
-
-def _best(order: list[int], depths: list[int], start: int, end: int) -> list[Sharing]:
-    """The best groups among the rows order[start:end]; depths[i] is what order[i] and order[i + 1] share."""
-    pending = [(start, end)]
-    chosen: list[Sharing] = []
-    while pending:
-        start, end = pending.pop()
-        if end - start < 2:
-            continue
-        shallowest = min(depths[start : end - 1])
-        cuts = [index + 1 for index in range(start, end - 1) if depths[index] == shallowest]
-        parts = list(zip([start, *cuts], [*cuts, end], strict=True))
-        if shallowest == 0:
-            pending += parts
-            continue
-        whole = Sharing(shallowest, tuple(sorted(order[start:end])))
-        split = [sharing for part in parts for sharing in _best(order, depths, *part)]
-        chosen += split if sum(sharing.saved for sharing in split) > whole.saved else [whole]
-    return chosen

@@ -12,22 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.models.families import Architecture
-from ramify.models.rope import inverse_frequencies, rotate
+from ramify.models.linear import Linear, product
+from ramify.models.rope import Turns, inverse_frequencies, rotate
 
 # (layer, queries (T, heads, head_dim), keys and values (T, kv_heads, head_dim)) -> (T, heads * head_dim)
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-
-
-class Linear:
-    """A weight that multiplies."""
-
-    def __init__(self, rows: int, columns: int, *, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
-        self.weight = torch.empty(rows, columns, dtype=dtype, device=device)
-        self.bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
-
-    def product(self, x: Tensor) -> Tensor:
-        """(T, columns) -> (T, rows)."""
-        return F.linear(x, self.weight, self.bias)
 
 
 class Layer:
@@ -69,11 +58,11 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """token_ids, positions (T,) -> hidden states after the last norm (T, hidden)."""
-        cosines, sines = self._turns(positions)
+        turns = self._turns(positions)
         residual = F.embedding(token_ids, self.embedding)
         for index, layer in enumerate(self.layers):
             x = self._norm(residual, layer.input_norm)
-            queries, keys, values = self._qkv(layer, x, cosines, sines)
+            queries, keys, values = self._qkv(layer, x, turns)
             residual = residual + layer.output.product(attend(index, queries, keys, values))
             x = self._norm(residual, layer.post_norm)
             gate, up = layer.gate_up.product(x).chunk(2, dim=-1)
@@ -83,26 +72,29 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """(R, hidden) -> (R, vocabulary) float32."""
-        return F.linear(hidden, self.head).float()
+        return product(hidden, self.head).float().contiguous()
 
-    def _qkv(self, layer: Layer, x: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _qkv(self, layer: Layer, x: Tensor, turns: Turns) -> tuple[Tensor, Tensor, Tensor]:
         arch = self.arch
-        packed = layer.qkv.product(x).view(x.shape[0], -1, arch.head_dim)
-        queries, keys, values = torch.split(packed, [arch.num_heads, arch.num_kv_heads, arch.num_kv_heads], dim=1)
+        packed = layer.qkv.product(x).contiguous().view(x.shape[0], -1, arch.head_dim)  # heads must lie in one piece
+        turning, values = packed[:, : -arch.num_kv_heads], packed[:, -arch.num_kv_heads :]
         if layer.query_norm is not None and layer.key_norm is not None:
-            queries, keys = self._norm(queries, layer.query_norm), self._norm(keys, layer.key_norm)
-        return rotate(queries, cosines, sines), rotate(keys, cosines, sines), values
+            queries, keys = turning[:, : arch.num_heads], turning[:, arch.num_heads :]
+            turning = torch.cat((self._norm(queries, layer.query_norm), self._norm(keys, layer.key_norm)), dim=1)
+        turned = rotate(turning, turns)  # queries and keys at once
+        return turned[:, : arch.num_heads], turned[:, arch.num_heads :], values
 
-    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _turns(self, positions: Tensor) -> Turns:
         angles = positions.float()[:, None, None] * self.frequencies  # (T, 1, head_dim / 2)
         scale = self.arch.rope.attention_factor
-        return (angles.cos() * scale).to(self.dtype), (angles.sin() * scale).to(self.dtype)
+        cosines, sines = (angles.cos() * scale).to(self.dtype), (angles.sin() * scale).to(self.dtype)
+        return torch.cat((cosines, cosines), dim=-1), torch.cat((-sines, sines), dim=-1)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMS norm, its mean square taken in float32 whatever the model's precision."""
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.arch.rms_norm_eps)
-        return weight * wide.to(x.dtype)
+        if x.dtype is torch.float32:
+            return F.rms_norm(x, weight.shape, weight, self.arch.rms_norm_eps)
+        return weight * F.rms_norm(x.float(), weight.shape, eps=self.arch.rms_norm_eps).to(x.dtype)
 
 
 def parameters(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:

@@ -8,6 +8,8 @@ from typing import Literal
 
 import torch
 
+# Cosines (twice) and sines (minus, then plus), of every position and dimension.
+Turns = tuple[torch.Tensor, torch.Tensor]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "factors"]
 
 
@@ -85,10 +87,11 @@ def _yarn(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.T
     return frequencies / rope.factor * (1 - keep) + frequencies * keep
 
 
-def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """x (tokens, heads, head_dim) turned by its position; cosines and sines are (tokens, 1, head_dim / 2).
+def rotate(x: torch.Tensor, turns: Turns) -> torch.Tensor:
+    """x (tokens, heads, head_dim) turned by its position; turns are (tokens, 1, head_dim) each.
 
-    Pairs are (i, i + head_dim / 2), as Hugging Face checkpoints lay them out.
+    Pairs are (i, i + head_dim / 2), as Hugging Face checkpoints lay them out: rolling by half a head swaps partners,
+    and the sines carry the sign.
     """
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
+    cosines, sines = turns
+    return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, dims=-1), sines)

@@ -75,16 +75,32 @@ def gumbel(keys: NoiseKeys, first: Tensor, count: int, level: int) -> Tensor:
     return -torch.log(-torch.log(1.0 - uniform)).float()
 
 
+def block_noise(keys: NoiseKeys, vocab_size: int) -> Tensor:
+    """(R, blocks): one number for every block of each row."""
+    return gumbel(keys, torch.zeros_like(keys.child), -(-vocab_size // BLOCK), BLOCK_LEVEL)
+
+
+def block_scores(logits: Tensor) -> Tensor:
+    """(R, vocabulary) -> (R, blocks): the log-sum-exp of every block."""
+    return _in_blocks(logits).logsumexp(-1)
+
+
+def take_blocks(logits: Tensor, blocks: Tensor) -> Tensor:
+    """The logits (R, 256) of one block of each row."""
+    rows = torch.arange(logits.shape[0], device=logits.device)
+    return _in_blocks(logits)[rows, blocks]
+
+
+def choose_tokens(inside: Tensor, blocks: Tensor, keys: NoiseKeys) -> Tensor:
+    """The second level: token ids (R,) from the logits (R, 256) of the chosen blocks."""
+    first = blocks[:, None] * BLOCK
+    return first[:, 0] + (inside + gumbel(keys, first, BLOCK, TOKEN_LEVEL)).argmax(-1)
+
+
 def draw(logits: Tensor, keys: NoiseKeys) -> Tensor:
     """One token id per row of logits (R, vocabulary); minus infinity is never drawn."""
-    blocks = _in_blocks(logits)
-    rows = torch.arange(logits.shape[0], device=logits.device)
-    origin = torch.zeros_like(keys.child)
-    scores = blocks.logsumexp(-1) + gumbel(keys, origin, blocks.shape[1], BLOCK_LEVEL)
-    block = scores.argmax(-1)
-    first = block[:, None] * BLOCK
-    inside = blocks[rows, block] + gumbel(keys, first, BLOCK, TOKEN_LEVEL)
-    return first[:, 0] + inside.argmax(-1)
+    blocks = (block_scores(logits) + block_noise(keys, logits.shape[1])).argmax(-1)
+    return choose_tokens(take_blocks(logits, blocks), blocks, keys)
 
 
 def _in_blocks(logits: Tensor) -> Tensor:

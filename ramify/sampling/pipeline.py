@@ -18,10 +18,10 @@ from torch import Tensor
 from ramify.errors import UnsupportedError
 from ramify.plan import Draw
 from ramify.sampling import processors
-from ramify.sampling.draw import NoiseKeys, draw
+from ramify.sampling.draw import NoiseKeys, block_noise, block_scores, choose_tokens, take_blocks
 from ramify.sampling_params import SamplingParams, SamplingStrategy
 
-ROWS_AT_ONCE = 64  # vocabulary-wide work stays in cache, and n = 16,384 first tokens never become one array
+ROWS_AT_ONCE = 8  # some 2 MB at a time; n = 16,384 first tokens never become one array
 
 Filter = Callable[[Tensor, Tensor], Tensor]
 
@@ -57,32 +57,49 @@ def check_supported(params: SamplingParams) -> None:
 
 @torch.inference_mode()
 def sample(logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> Drawn:
-    """Draws once per entry of `draws`, from the row of logits (rows, vocabulary) that `rows` names for it."""
-    parts = []
+    """Draws once per entry of `draws`, from the row of logits (rows, vocabulary) that `rows` names for it.
+
+    Whatever touches the whole vocabulary happens a few rows at a time, so that it stays in cache; noise, which does
+    not, is made for all rows at once.
+    """
+    device, vocab_size = logits.device, logits.shape[1]
+    greedy = [item.params.temperature == 0 for item in draws]
+    keys = NoiseKeys.of([(item.seed, item.child, item.position) for item in draws], device)
+    noise = None if all(greedy) else block_noise(keys, vocab_size)
+    normalisers, best, blocks, inside = [], [], [], []
     for start in range(0, len(draws), ROWS_AT_ONCE):
         some = slice(start, start + ROWS_AT_ONCE)
-        index = torch.tensor(rows[some], device=logits.device)
-        parts.append(_sample_rows(logits[index], draws[some]))
-    return Drawn(
-        torch.cat([part.token_ids for part in parts]),
-        torch.cat([part.logprobs for part in parts]),
-        torch.cat([part.sound for part in parts]),
-    )
+        raw = _take_rows(logits, rows[some])
+        scores = block_scores(raw)
+        normalisers.append(scores.logsumexp(-1))
+        allowed = _ban_early_ends(raw, draws[some])
+        if any(greedy[some]):
+            best.append(allowed.argmax(-1))
+        else:
+            best.append(torch.zeros(raw.shape[0], dtype=torch.long, device=device))
+        if noise is not None:
+            filtered = _filtered(allowed, draws[some])
+            if filtered is not raw:
+                scores = block_scores(filtered)
+            blocks.append((scores + noise[some]).argmax(-1))
+            inside.append(take_blocks(filtered, blocks[-1]))
+    token_ids = torch.cat(best)
+    if noise is not None:
+        drawn = choose_tokens(torch.cat(inside), torch.cat(blocks), keys)
+        token_ids = torch.where(torch.tensor(greedy, device=device), token_ids, drawn)
+    normaliser = torch.cat(normalisers)
+    chosen = logits[torch.tensor(rows, device=device), token_ids]
+    return Drawn(token_ids, chosen - normaliser, normaliser.isfinite())
 
 
-def _sample_rows(logits: Tensor, draws: Sequence[Draw]) -> Drawn:
-    normaliser = logits.logsumexp(-1)
-    processed = _ban_early_ends(logits, draws)
-    greedy = [item.params.temperature == 0 for item in draws]
-    if all(greedy):
-        token_ids = processed.argmax(-1)
-    else:
-        keys = NoiseKeys.of([(item.seed, item.child, item.position) for item in draws], logits.device)
-        token_ids = draw(_filtered(processed, draws), keys)
-        if any(greedy):
-            token_ids = torch.where(torch.tensor(greedy, device=logits.device), processed.argmax(-1), token_ids)
-    logprobs = logits.gather(1, token_ids[:, None])[:, 0] - normaliser
-    return Drawn(token_ids, logprobs, normaliser.isfinite())
+def _take_rows(logits: Tensor, rows: Sequence[int]) -> Tensor:
+    """A view where the rows follow each other or are one and the same, else a copy."""
+    first = rows[0]
+    if rows == list(range(first, first + len(rows))):
+        return logits[first : first + len(rows)]
+    if rows == [first] * len(rows):
+        return logits[first].expand(len(rows), -1)
+    return logits[torch.tensor(rows, device=logits.device)]
 
 
 def _ban_early_ends(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -100,10 +117,10 @@ def _ban_early_ends(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 def _filtered(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Temperature and filters; a filter touches only the rows that ask for it."""
-    device = logits.device
     vocab_size = logits.shape[1]
-    temperatures = torch.tensor([item.params.temperature or 1.0 for item in draws], device=device)
-    logits = processors.temperature(logits, temperatures)
+    temperatures = [item.params.temperature or 1.0 for item in draws]
+    if any(value != 1.0 for value in temperatures):
+        logits = processors.temperature(logits, torch.tensor(temperatures, device=logits.device))
     counts = [min(item.params.top_k, vocab_size) if item.params.top_k > 0 else vocab_size for item in draws]
     logits = _on_rows(processors.top_k, logits, counts, vocab_size)
     logits = _on_rows(processors.top_p, logits, [item.params.top_p for item in draws], 1.0)

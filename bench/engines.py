@@ -1,0 +1,117 @@
+"""One adapter per engine: make it once, run a workload, return the tokens generated. Each runs in a process of its own.
+
+    python bench/engines.py ENGINE MODEL_FOLDER WORKLOAD...
+
+reads one line per run from standard input (a workload's name) and answers with one JSON line (tokens, seconds), so that
+a driver can take turns between engines: on a shared machine only what ran side by side can be compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from workloads import CPU_WORKLOADS, Workload  # type: ignore[import-not-found]
+
+Run = Callable[[Workload], int]
+MAX_MODEL_LEN = 2048
+
+
+def ramify(folder: str) -> Run:
+    from ramify import LLM, SamplingParams
+
+    llm = LLM(folder, load_format="dummy", max_model_len=MAX_MODEL_LEN)
+
+    def run(workload: Workload) -> int:
+        llm.reset_prefix_cache()
+        params = SamplingParams(
+            n=workload.n,
+            max_tokens=workload.output,
+            temperature=workload.temperature,
+            ignore_eos=True,
+            detokenize=False,
+        )
+        outputs = llm.generate(workload.prompts(), params, use_tqdm=False)
+        return sum(len(item.token_ids) for output in outputs for item in output.outputs)
+
+    return run
+
+
+def transformers(folder: str) -> Run:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+
+    def run(workload: Workload) -> int:
+        """Prompts of one length at a time: padding a mixture would not be the same work."""
+        total = 0
+        for prompt in workload.prompts():
+            with torch.inference_mode():
+                output = model.generate(
+                    torch.tensor([prompt]),
+                    attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                    do_sample=True,
+                    top_k=0,
+                    temperature=workload.temperature,
+                    max_new_tokens=workload.output,
+                    num_return_sequences=workload.n,
+                    pad_token_id=0,
+                )
+            total += output.shape[0] * (output.shape[1] - len(prompt))
+        return total
+
+    return run
+
+
+def vllm(folder: str) -> Run:
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+
+    llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, dtype="float32", max_model_len=MAX_MODEL_LEN)
+
+    def run(workload: Workload) -> int:
+        llm.reset_prefix_cache()
+        params = SamplingParams(
+            n=workload.n,
+            max_tokens=workload.output,
+            temperature=workload.temperature,
+            ignore_eos=True,
+            detokenize=False,
+        )
+        prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in workload.prompts()]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        return sum(len(item.token_ids) for output in outputs for item in output.outputs)
+
+    return run
+
+
+ENGINES = {"ramify": ramify, "transformers": transformers, "vllm": vllm}
+
+
+def main() -> None:
+    engine, folder = sys.argv[1:3]
+    answers = os.fdopen(os.dup(1), "w")  # engines print what they like; answers have a channel of their own
+    os.dup2(2, 1)
+    start = time.perf_counter()
+    run = ENGINES[engine](folder)
+    print(json.dumps({"ready": time.perf_counter() - start}), file=answers, flush=True)
+    for line in sys.stdin:
+        workload = CPU_WORKLOADS[line.strip()]
+        start = time.perf_counter()
+        tokens = run(workload)
+        print(json.dumps({"tokens": tokens, "seconds": time.perf_counter() - start}), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Which groups are chosen: against all the ways there are, on small trees of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.kv.sharing import Sharing, Table, best_sharing, common_blocks
+
+tables = st.lists(st.lists(st.integers(0, 1), max_size=4), max_size=6).map(
+    # A table's block is named by the whole path to it, as in a real pool: equal blocks mean equal beginnings.
+    lambda rows: [tuple(hash(tuple(row[: depth + 1])) for depth in range(len(row))) for row in rows]
+)
+
+
+def _partitions(rows: list[int]) -> Iterator[list[list[int]]]:
+    if not rows:
+        yield []
+        return
+    for rest in _partitions(rows[1:]):
+        yield [[rows[0]], *rest]
+        for index, part in enumerate(rest):
+            yield [*rest[:index], [rows[0], *part], *rest[index + 1 :]]
+
+
+def _saved(part: list[int], given_tables: list[Table]) -> int:
+    depth = min(common_blocks(given_tables[part[0]], given_tables[row]) for row in part)
+    return (len(part) - 1) * depth
+
+
+@given(tables)
+@settings(max_examples=200, deadline=None)
+def test_groups_save_nearly_all_that_can_be_saved(given_tables: list[Table]) -> None:
+    chosen = best_sharing(given_tables)
+    rows = [row for item in chosen for row in item.rows]
+    assert len(rows) == len(set(rows)), "a row is in two groups"
+    for item in chosen:
+        assert item.num_blocks > 0
+        assert len({given_tables[row][: item.num_blocks] for row in item.rows}) == 1
+        assert all(len(given_tables[row]) >= item.num_blocks for row in item.rows)
+    most = max(
+        sum(_saved(part, given_tables) for part in parts) for parts in _partitions(list(range(len(given_tables))))
+    )
+    # From the leaves up is not always the very best: a group chosen below may stand in the way of a better one above.
+    assert sum(item.saved for item in chosen) >= 0.75 * most
+
+
+def test_the_usual_shapes_are_grouped_exactly() -> None:
+    prompt = tuple(range(100))
+    siblings = [(*prompt, 1000 + row) for row in range(8)]
+    assert best_sharing(siblings) == [Sharing(100, tuple(range(8)))]
+    two_prompts = [*siblings, *((500, 501, 2000 + row) for row in range(3))]
+    assert sorted(best_sharing(two_prompts), key=lambda item: item.rows) == [
+        Sharing(100, tuple(range(8))),
+        Sharing(2, (8, 9, 10)),
+    ]
+    system_prompt_and_questions = [(1, *range(10 * row + 10, 10 * row + 20)) for row in range(4) for _ in range(3)]
+    assert sorted(item.num_blocks for item in best_sharing(system_prompt_and_questions)) == [11] * 4
+    assert best_sharing([(1, 2), (3, 4), ()]) == []
+    assert best_sharing([]) == []
+
+
+def test_a_long_chain_of_ever_longer_prefixes_is_no_trouble() -> None:
+    chain = [tuple(range(length)) for length in range(2_000)]
+    groups = best_sharing(chain)
+    assert sum(item.saved for item in groups) > 0
+
+
+@given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.integers(0, 2), max_size=30))
+def test_common_blocks_counts_the_equal_beginning(one: list[int], other: list[int]) -> None:
+    expected = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        expected += 1
+    assert common_blocks(tuple(one), tuple(other)) == expected
