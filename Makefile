@@ -25,6 +25,7 @@ format: .venv/.installed-dev
 
 bench: .venv/.installed-dev
 	$(BIN)/python bench/startup.py
+	$(BIN)/python bench/offline.py
 
 serve:
 	@echo "The HTTP server is not part of this version yet; see CHANGELOG.md." >&2; exit 1

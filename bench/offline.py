@@ -1,8 +1,8 @@
 """Offline generation on a CPU: Ramify and its rivals on the same work, in turns, in one run.
 
 Regimes: `one` is bound by reading the weights once per token; `fan8@64` reads them once for eight; `fan64@1k` and
-`mixed32` by arithmetic, and by how often a shared or a long prompt is read. The floor printed beside each result is what
-the matrix products alone would take, measured here and now with torch, plus nothing.
+`mixed32` by arithmetic, and by how often a shared or a long prompt is read. The floor printed beside each result is
+what the matrix products alone would take, measured here and now with torch.
 
     python bench/offline.py [--workloads one fan8@64 …] [--rivals transformers vllm] [--repeats 2]
 
@@ -13,9 +13,11 @@ Engines take turns, run by run, and the best of each counts. The last line is JS
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,8 +39,14 @@ class Engine:
     def __init__(self, name: str, python: str, folder: str) -> None:
         self.name = name
         command = [python, str(Path(__file__).with_name("engines.py")), name, folder]
+        # A group of its own: an engine's helper processes are stopped and ended with it.
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
         )
         self.ready_seconds: float | None = None
 
@@ -47,21 +55,28 @@ class Engine:
         if answer is None:
             return False
         self.ready_seconds = answer["ready"]
+        self._signal(signal.SIGSTOP)
         return True
 
     def run(self, workload: str) -> float | None:
-        """Tokens per second, or None if the engine cannot."""
+        """Tokens per second, or None if the engine cannot. Between runs it is stopped: idle engines may still spin."""
         assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
         try:
             self._process.stdin.write(workload + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             return None
         answer = self._answer()
+        self._signal(signal.SIGSTOP)
         return None if answer is None else answer["tokens"] / answer["seconds"]
 
     def close(self) -> None:
-        self._process.kill()
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     def _answer(self) -> dict[str, Any] | None:
         assert self._process.stdout is not None
@@ -74,8 +89,7 @@ def floor_tok_s(workload: Workload) -> float:
     import torch
 
     shapes = [(960, 576), (576, 576), (3072, 576), (576, 1536)]
-    layers = int(MODEL_SHAPE["num_hidden_layers"])  # type: ignore[call-overload]
-    weights = [[torch.randn(*shape) for shape in shapes] for _ in range(layers)]
+    weights = [[torch.randn(*shape) for shape in shapes] for _ in range(30)]
     head = torch.randn(49_152, 576)
 
     def seconds(rows: int) -> float:
@@ -91,7 +105,8 @@ def floor_tok_s(workload: Workload) -> float:
 
     prompt_tokens = sum(len(prompt) for prompt in workload.prompts())
     prefill = seconds(min(prompt_tokens, 1024)) * prompt_tokens / min(prompt_tokens, 1024)
-    return workload.num_tokens / (prefill + workload.output * seconds(workload.num_prompts * workload.n))
+    decode = workload.output * seconds(workload.num_prompts * workload.n)
+    return float(workload.num_tokens / (prefill + decode))
 
 
 def main() -> None:

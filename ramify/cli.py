@@ -1,10 +1,12 @@
-"""`ramify`: generate, chat, models. Everything heavy is imported when a command needs it."""
+"""`ramify`: generate, chat, bench, models. Everything heavy is imported when a command needs it."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -108,6 +110,15 @@ def chat(
         messages.append({"role": "user", "content": said})
         answer = _answer(llm, messages, params)
         messages.append({"role": "assistant", "content": answer})
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(context: typer.Context) -> None:
+    """Compare with rivals on the CPU workloads; further arguments go to bench/offline.py (try -- --help)."""
+    script = Path(__file__).parents[1] / "bench" / "offline.py"
+    if not script.exists():
+        raise RamifyError("the benchmarks are part of the repository, not of the installed package: clone it")
+    raise typer.Exit(subprocess.run([sys.executable, str(script), *context.args], check=False).returncode)
 
 
 @models_app.command("list")

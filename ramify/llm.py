@@ -105,8 +105,9 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
-        """Continues every prompt and returns the outputs in the prompts' order.
+        """Continues every prompt and returns the outputs in the prompts' order; lower priorities are served first.
 
         A bad parameter of any prompt raises before the first one starts. Ctrl-C aborts this call's requests and
         leaves the engine usable.
@@ -114,6 +115,13 @@ class LLM:
         listed = _as_list(prompts)
         params = self._params_for(listed, sampling_params)
         requests = [self._request(prompt, each) for prompt, each in zip(listed, params, strict=True)]
+        priorities = [priority] * len(requests) if isinstance(priority, int) else list(priority)
+        if len(priorities) != len(requests):
+            raise InvalidInputError(
+                f"priority must be one, or one per prompt: got {len(priorities)} for {len(requests)} prompts"
+            )
+        for request, value in zip(requests, priorities, strict=True):
+            request.priority = check.integer("priority", value)
         return self._run(requests, use_tqdm=use_tqdm)
 
     def chat(

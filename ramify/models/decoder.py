@@ -63,10 +63,10 @@ class Decoder:
         for index, layer in enumerate(self.layers):
             x = self._norm(residual, layer.input_norm)
             queries, keys, values = self._qkv(layer, x, turns)
-            residual = residual + layer.output.product(attend(index, queries, keys, values))
+            residual.add_(layer.output.product(attend(index, queries, keys, values)))
             x = self._norm(residual, layer.post_norm)
             gate, up = layer.gate_up.product(x).chunk(2, dim=-1)
-            residual = residual + layer.down.product(F.silu(gate) * up)
+            residual.add_(layer.down.product(F.silu(gate).mul_(up)))
         return self._norm(residual, self.final_norm)
 
     @torch.inference_mode()

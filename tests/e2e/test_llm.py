@@ -276,3 +276,66 @@ def test_an_interrupted_call_leaves_the_engine_usable(tiny: LLM, monkeypatch: py
     assert tiny.stats()["blocks_in_use"] == 0
     assert not tiny.core.has_unfinished()
     assert len(_generate(tiny, [[1, 2]], max_tokens=5)[0].outputs[0].token_ids) == 5
+
+
+# -- the engine, on a real model -------------------------------------------------------------------------------
+
+
+def test_sixty_four_samples_of_a_long_prompt_cost_one_prompt_and_their_own_blocks(
+    make_checkpoint: CheckpointMaker,
+) -> None:
+    llm = LLM(str(make_checkpoint("llama", max_position_embeddings=2048)))
+    prompt = [[index % 300 for index in range(1024)]]
+    output = _generate(llm, prompt, n=64, max_tokens=40, seed=1)[0]
+    stats = llm.stats()
+    assert len(set(_tokens(output))) == 64
+    assert stats["prompt_tokens_computed"] == 1024
+    # 39 of 40 tokens are ever written: three blocks a sample, beside the prompt's 64.
+    assert stats["blocks_in_use_peak"] == 64 + 64 * 3
+    assert stats["blocks_in_use"] == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_kv_blocks": 14, "block_size": 8},
+        {"num_kv_blocks": 14, "block_size": 8, "preemption_mode": "swap", "swap_space": 0.01},
+        {"num_kv_blocks": 14, "block_size": 8, "enable_prefix_caching": False, "max_num_batched_tokens": 7},
+        {"max_num_batched_tokens": 3},
+        {"block_size": 1},
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 64},
+        {"max_num_seqs": 2},
+    ],
+    ids=str,
+)
+def test_no_engine_option_changes_what_is_drawn(make_checkpoint: CheckpointMaker, options: Any) -> None:
+    folder = str(make_checkpoint("qwen3"))
+    prompts = [list(range(40)), list(range(30)), [7] * 20]
+    params: dict[str, Any] = {"n": 3, "seed": 9, "max_tokens": 30, "temperature": 0.8, "top_p": 0.9}
+    expected = [_tokens(output) for output in _generate(LLM(folder), prompts, **params)]
+    llm = LLM(folder, **options)
+    assert [_tokens(output) for output in _generate(llm, prompts, **params)] == expected
+    if "num_kv_blocks" in options:
+        assert llm.stats()["preemptions"] > 0
+    assert llm.stats()["blocks_in_use"] == 0
+
+
+def test_a_prompt_seen_before_is_not_computed_again(tiny: LLM) -> None:
+    tiny.reset_prefix_cache()
+    prompt = [list(range(100))]
+    first = _generate(tiny, prompt, temperature=0, max_tokens=8)[0]
+    before = tiny.stats()
+    second = _generate(tiny, prompt, temperature=0, max_tokens=8)[0]
+    assert _tokens(first) == _tokens(second)
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 96)
+    assert tiny.stats()["prompt_tokens_computed"] - before["prompt_tokens_computed"] == 4
+    assert tiny.stats()["prompt_tokens_cached"] - before["prompt_tokens_cached"] == 96
+
+
+def test_priorities_are_one_or_one_per_prompt(tiny: LLM) -> None:
+    outputs = tiny.generate([[1], [2]], SamplingParams(max_tokens=2), use_tqdm=False, priority=[1, 0])
+    assert [output.prompt_token_ids for output in outputs] == [(1,), (2,)]
+    with pytest.raises(InvalidInputError, match="priority must be one, or one per prompt"):
+        tiny.generate([[1], [2]], use_tqdm=False, priority=[1])
+    with pytest.raises(InvalidInputError, match="priority must be an integer"):
+        tiny.generate([[1]], use_tqdm=False, priority=["high"])  # type: ignore[list-item]
