@@ -1,15 +1,18 @@
-"""What host and device tell each other: a frozen Plan goes down, a StepResult comes up."""
+"""What host and device tell each other: a frozen Plan goes down, a StepResult comes up.
+
+What is made for every row of every step is a NamedTuple: as frozen as a dataclass, and several times quicker to make.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ramify.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Positions start, start + 1, … of one track: the tokens there, and the blocks of all positions up to the last."""
 
     model: int
@@ -22,8 +25,7 @@ class Chunk:
         return self.start + len(self.token_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """One token to draw for one child, from the logits after the last position of its chunks (one per track).
 
     Siblings that still share everything draw from the same chunk. `position` is the index in the output, so that
@@ -40,8 +42,7 @@ class Draw:
     end_token_ids: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCopy:
+class BlockCopy(NamedTuple):
     """The target block gets the source's content, in all layers, before anything of this step is computed."""
 
     model: int

@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from ramify.config import PreemptionMode
 from ramify.errors import InvalidInputError
@@ -22,8 +23,7 @@ from ramify.request import Request
 from ramify.sequence import Sequence, SequenceStatus, Track
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(NamedTuple):
     """A sequence, the index of its first chunk in this step, and whether its tracks will have caught up after it."""
 
     sequence: Sequence

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +35,7 @@ class KVPool:
         self.block_size = block_size
         self.num_host_blocks = num_host_blocks
         shape = (arch.num_layers, num_blocks * block_size, 2, arch.num_kv_heads, arch.head_dim)
-        self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        self.kv = _zeros(shape, dtype, device)
         self._host_blocks: Tensor | None = None
 
     @property
@@ -72,13 +74,23 @@ class KVPool:
     def _host(self) -> Tensor:
         if self._host_blocks is None:
             layers, _, *rest = self.blocks.shape
-            self._host_blocks = torch.zeros(
-                (layers, self.num_host_blocks, *rest), dtype=self.kv.dtype, pin_memory=self.kv.device.type == "cuda"
-            )
+            shape = (layers, self.num_host_blocks, *rest)
+            if self.kv.device.type == "cuda":
+                self._host_blocks = torch.zeros(shape, dtype=self.kv.dtype, pin_memory=True)
+            else:
+                self._host_blocks = _zeros(shape, self.kv.dtype, self.kv.device)
         return self._host_blocks
 
     def _tensor(self, numbers: Sequence[int] | Sequence[Pair]) -> Tensor:
         return torch.tensor(numbers, device=self.kv.device)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU as pages that the system maps when they are first written (torch.zeros would write them all)."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(shape)
 
 
 def bytes_per_block(arch: Architecture, block_size: int, dtype: torch.dtype) -> int:

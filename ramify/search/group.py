@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ramify.metrics import IterationStats
 from ramify.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
@@ -19,8 +20,7 @@ from ramify.sequence import Sequence, SequenceStatus
 from ramify.text.stream import TextStream
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A token drawn for a child, after the last token of its parent sequence."""
 
     parent: str
@@ -29,19 +29,13 @@ class Candidate:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    """Child `child` goes on from sequence `parent` with this token."""
-
-    parent: str
-    child: int
-    token_id: int
-    logprob: float
+# What a strategy makes of candidates: child `child` goes on from sequence `parent` with this token.
+Continuation = Candidate
 
 
 def advance_independent(candidates: Items[Candidate]) -> list[Continuation]:
     """Parallel sampling and best-of-n: every child keeps what it drew."""
-    return [Continuation(item.parent, item.child, item.token_id, item.logprob) for item in candidates]
+    return list(candidates)
 
 
 @dataclass(slots=True)
