@@ -167,17 +167,22 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence, share: list[int], step: Schedule) -> None:
         """Gives a sequence the blocks of its share, taking them from the last in order; it may be the last itself."""
-        while any(
-            self.managers[track.model].num_new_blocks(track.key, track.num_computed, track.num_computed + count)
-            > self.managers[track.model].num_free
-            for track, count in zip(sequence.tracks, share, strict=True)
-        ):
+        while not self._has_room(sequence, share):
             victim = self._victim(sequence)
             self._preempt(victim, step)
             if victim is sequence:
                 step.budget += sum(share)
                 return
         self._place(sequence, share, step)
+
+    def _has_room(self, sequence: Sequence, share: list[int]) -> bool:
+        needed = [0] * len(self.managers)  # two tracks may draw on one model's blocks
+        for track, count in zip(sequence.tracks, share, strict=True):
+            manager = self.managers[track.model]
+            needed[track.model] += manager.num_new_blocks(track.key, track.num_computed, track.num_computed + count)
+            if needed[track.model] > manager.num_free:
+                return False
+        return True
 
     def _place(self, sequence: Sequence, share: list[int], step: Schedule) -> None:
         first = len(step.chunks)

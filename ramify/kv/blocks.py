@@ -67,6 +67,8 @@ class BlockManager:
     def num_new_blocks(self, key: str, start: int, end: int) -> int:
         """How many blocks `extend(key, start, end)` would take."""
         table = self._tables.get(key, ())
+        if self._is_open(table, start, end):
+            return 0
         first, last = start // self.block_size, self.blocks_for(end)
         shared = sum(self._counts[block] > 1 for block in table[first:last])
         return shared + last - max(first, min(last, len(table)))
@@ -89,9 +91,11 @@ class BlockManager:
 
     def extend(self, key: str, start: int, end: int) -> list[tuple[int, int]]:
         """Makes positions start..end writable for this track alone; returns (source, target) copies to make first."""
+        table = self._tables.get(key, [])
+        if self._is_open(table, start, end):
+            return []
         if self.num_new_blocks(key, start, end) > self.num_free:
             raise CacheExhaustedError(f"{key}: no blocks left for positions {start}..{end}")
-        table = self._tables.get(key, [])
         if start > len(table) * self.block_size:
             raise InvalidInputError(f"{key}: positions before {start} have no blocks yet")
         self._tables[key] = table
@@ -187,6 +191,11 @@ class BlockManager:
         self._free_known.clear()
         # What is held now was made under the old content: its chains go on under numbers that nobody can find.
         self._chains = {key: [self._index.new_number()] * len(chain) for key, chain in self._chains.items()}
+
+    def _is_open(self, table: Sequence[int], start: int, end: int) -> bool:
+        """Whether these positions lie in one block that the track holds alone: what almost every decode finds."""
+        index = start // self.block_size
+        return (end - 1) // self.block_size == index < len(table) and self._counts[table[index]] == 1
 
     def _take(self) -> int:
         if self._free:
