@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         WeightsError,
     )
     from ramify.llm import LLM
+    from ramify.metrics import IterationStats
     from ramify.models.loader import ModelLoader, get_model_and_tokenizer
     from ramify.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
     from ramify.request import Request
@@ -53,6 +54,7 @@ _HOMES = {
         "WeightsError",
     ),
     "ramify.llm": ("LLM",),
+    "ramify.metrics": ("IterationStats",),
     "ramify.models.loader": ("ModelLoader", "get_model_and_tokenizer"),
     "ramify.outputs": ("CompletionOutput", "FinishReason", "Logprob", "RequestMetrics", "RequestOutput"),
     "ramify.request": ("Request",),
@@ -73,6 +75,7 @@ __all__ = [
     "FinishReason",
     "IllegalMoveError",
     "InvalidInputError",
+    "IterationStats",
     "Logprob",
     "ModelConfig",
     "ModelError",

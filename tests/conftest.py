@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from ramify.models import embedded
+
+# A shared machine may be slow at any moment: no example fails for its time. In CI the same examples run every time.
+settings.register_profile(
+    "ramify", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
+)
+settings.load_profile("ramify")
 
 
 @pytest.fixture(scope="session")
