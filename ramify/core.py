@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from ramify.errors import InvalidInputError
 from ramify.metrics import EngineMetrics, IterationStats
 from ramify.outputs import FinishReason, RequestOutput
-from ramify.plan import Draw, Plan, StepResult
+from ramify.plan import Draw, Plan, PromptReport, StepResult
 from ramify.request import Request
 from ramify.sampling_params import SamplingParams
-from ramify.scheduler import Schedule, Scheduler
-from ramify.search.group import Candidate, Group
+from ramify.scheduler import Schedule, ScheduledSequence, Scheduler
+from ramify.search.advance import Candidate
+from ramify.search.group import Group
+from ramify.search.reports import Decode
 from ramify.text.stream import TextStream
+
+EncodeWords = Callable[[Sequence[str]], tuple[tuple[int, ...], ...]]
 
 
 class Device(Protocol):
@@ -34,6 +38,8 @@ class EngineCore:
         seed: int,
         eos_token_ids: frozenset[int],
         make_text: Callable[[SamplingParams], TextStream],
+        encode_words: EncodeWords | None = None,
+        decode: Decode | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
@@ -41,6 +47,8 @@ class EngineCore:
         self.seed = seed
         self.eos_token_ids = eos_token_ids
         self.make_text = make_text
+        self.encode_words = encode_words
+        self.decode = decode
         self.clock = clock
         self.metrics = EngineMetrics()
         self.last_step = IterationStats()  # what the latest step did
@@ -49,11 +57,17 @@ class EngineCore:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def add_request(self, request: Request) -> None:
-        """Queues a request, or raises InvalidInputError if it can never be scheduled; nothing is kept then."""
+    def check(self, request: Request) -> None:
+        """Raises InvalidInputError for a request that cannot be served; asks, and does nothing."""
         if request.request_id in self._groups:
             raise InvalidInputError(f"request_id {request.request_id!r} is in use")
+        if request.sampling_params.bad_words and self.encode_words is None:
+            raise InvalidInputError("bad_words need a tokenizer, and this model has none: use logit_bias")
         self.scheduler.check_fits(request)
+
+    def add_request(self, request: Request) -> None:
+        """Queues a request, or raises InvalidInputError if it can never be scheduled; nothing is kept then."""
+        self.check(request)
         params = request.sampling_params
         request.arrival_time = self.clock()
         self._groups[request.request_id] = Group(
@@ -62,6 +76,8 @@ class EngineCore:
             longest_output=self.scheduler.longest_output(request.root),
             eos_token_ids=self.eos_token_ids,
             make_text=lambda: self.make_text(params),
+            bad_words=self.encode_words(params.bad_words) if params.bad_words and self.encode_words else (),
+            decode=self.decode,
         )
         self._num_arrived += 1
         self.scheduler.add(request)
@@ -90,28 +106,31 @@ class EngineCore:
 
     def _plan(self, schedule: Schedule) -> Plan:
         now = self.last_step.timestamp
-        draws = []
+        draws: list[Draw] = []
+        reports: list[PromptReport] = []
         for item in schedule.sequences:
             sequence = item.sequence
             group = self._groups[sequence.request_id or ""]
             if group.metrics.first_scheduled_time is None:
                 group.metrics = replace(group.metrics, first_scheduled_time=now)
                 self.last_step.record_queue_time(now - group.metrics.arrival_time)
-            if not item.caught_up:
+            if group.params.prompt_logprobs is not None:
+                reports += _prompt_report(group, schedule, item)
+            if not item.caught_up or group.ends.longest_output == 0:
                 continue
             chunks = tuple(range(item.first_chunk, item.first_chunk + len(sequence.tracks)))
-            position = len(sequence.output_token_ids)
+            output = sequence.output_token_ids
             for child in group.children_of(sequence):
                 draws.append(
                     Draw(
-                        request_id=group.request.request_id,
-                        seq_id=sequence.seq_id,
-                        child=child,
-                        position=position,
-                        seed=group.seed,
-                        chunks=chunks,
-                        params=group.params,
-                        end_token_ids=group.end_token_ids,
+                        group.request.request_id,
+                        sequence.child,
+                        child,
+                        len(output),
+                        group.seed,
+                        chunks,
+                        group.rules,
+                        output,
                     )
                 )
         return Plan(
@@ -121,17 +140,25 @@ class EngineCore:
             tuple(schedule.swaps_out),
             tuple(schedule.swaps_in),
             tuple(schedule.shared),
+            tuple(reports),
         )
 
     def _record(self, schedule: Schedule, plan: Plan, result: StepResult) -> list[RequestOutput]:
         now = self.clock()
         self._count(schedule)
+        outputs = self._record_prompts(schedule, plan, result)
         drawn: dict[str, list[Candidate]] = {}
+        faults: dict[str, str] = {}
         for index, draw in enumerate(plan.draws):
-            candidate = Candidate(draw.seq_id, draw.child, result.token_ids[index], result.logprobs[index])
-            drawn.setdefault(draw.request_id, []).append(candidate)
-        faults = {plan.draws[index].request_id: fault for index, fault in result.faults.items()}
-        outputs = []
+            candidates = drawn.setdefault(draw.request_id, [])
+            if index in result.faults:
+                faults.setdefault(draw.request_id, result.faults[index])
+            elif index in result.expansions:
+                candidates += [Candidate(draw.parent, draw.child, *item) for item in result.expansions[index]]
+            else:
+                token_id, logprob = result.token_ids[index], result.logprobs[index]
+                report = result.reports.get(index) if result.reports else None
+                candidates.append(Candidate(draw.parent, draw.child, token_id, logprob, 0.0, report))
         for request_id, candidates in drawn.items():
             group = self._groups[request_id]
             if request_id in faults:
@@ -147,16 +174,28 @@ class EngineCore:
         self.metrics.add(self.last_step, sum(manager.num_in_use for manager in self.scheduler.managers))
         return outputs
 
+    def _record_prompts(self, schedule: Schedule, plan: Plan, result: StepResult) -> list[RequestOutput]:
+        """Files what was reported of prompts; a request that wanted nothing more ends here."""
+        for asked, reports in zip(plan.prompt_reports, result.prompts, strict=True):
+            self._groups[asked.request_id].prompt_reports += reports
+        outputs = []
+        for item in schedule.sequences:
+            group = self._groups[item.sequence.request_id or ""]
+            if item.caught_up and group.ends.longest_output == 0:
+                group.finish_unread()
+                self.scheduler.remove(item.sequence)
+                due = self._output(group)
+                assert due is not None, "a finished group always has an output"
+                outputs.append(due)
+        return outputs
+
     def _advance(self, group: Group, candidates: list[Candidate], now: float) -> None:
         changes = group.advance(candidates, now)
-        self.last_step.num_generation_tokens += len(candidates)
-        self.last_step.inter_token_latencies += changes.latencies
-        for parent, child in changes.forks:
-            for source, target in zip(parent.tracks, child.tracks, strict=True):
-                self.scheduler.managers[source.model].fork(source.key, target.key)
-        for sequence in changes.ended:
+        self.last_step.num_generation_tokens += len(changes.latencies)
+        self.last_step.inter_token_latencies += [item for item in changes.latencies if item is not None]
+        self.scheduler.adopt(changes.forks)
+        for sequence in changes.left:
             self.scheduler.remove(sequence)
-        self.scheduler.adopt(child for _, child in changes.forks if not child.is_finished())
 
     # -- ends ------------------------------------------------------------------------------------------------
 
@@ -194,8 +233,8 @@ class EngineCore:
             **self.metrics.as_dict(),
             "blocks_total": sum(manager.num_blocks for manager in managers),
             "blocks_in_use": sum(manager.num_in_use for manager in managers),
-            "running": len(self.scheduler.running),
-            "waiting": len(self.scheduler.waiting),
+            "running": self.scheduler.num_running,
+            "waiting": self.scheduler.num_waiting,
         }
 
     def _count(self, schedule: Schedule) -> None:
@@ -209,6 +248,25 @@ class EngineCore:
                 prompt = len(track.prompt_token_ids)
                 if chunk.start < prompt:
                     step.num_prompt_tokens += min(chunk.end, prompt) - chunk.start
+
+
+def _prompt_report(group: Group, schedule: Schedule, item: ScheduledSequence) -> list[PromptReport]:
+    """What this step can tell about prompt tokens not told about yet; each is told by the row before it."""
+    prompt = group.request.prompt_token_ids
+    told = len(group.prompt_reports)
+    chunk = schedule.chunks[item.first_chunk]
+    last = min(chunk.end, len(prompt) - 1)
+    if item.sequence.child != 0 or told >= last or group.params.prompt_logprobs is None:
+        return []
+    return [
+        PromptReport(
+            group.request.request_id,
+            item.first_chunk,
+            told - chunk.start,
+            prompt[told + 1 : last + 1],
+            group.params.prompt_logprobs,
+        )
+    ]
 
 
 def request_seed(engine_seed: int, arrival: int) -> int:

@@ -23,7 +23,6 @@ from ramify.models.loader import ModelLoader
 from ramify.outputs import RequestOutput
 from ramify.request import Request
 from ramify.runner import Runner
-from ramify.sampling.pipeline import check_supported
 from ramify.sampling_params import SamplingParams
 from ramify.scheduler import Scheduler
 from ramify.step import DeviceStep
@@ -90,10 +89,12 @@ class LLM:
                 max_model_len=self.max_model_len,
                 preemption_mode=limits.preemption_mode,
             ),
-            DeviceStep(Runner(decoder, pool, _attention(decoder.device))),
+            DeviceStep(Runner(decoder, pool, _attention(decoder.device)), self.config.model_config.logprobs_mode),
             seed=self.config.model_config.seed,
             eos_token_ids=eos_token_ids,
             make_text=self._make_text,
+            encode_words=None if self.tokenizer is None else self._encode_words,
+            decode=None if self.tokenizer is None else self._decode_token,
         )
         self._request_numbers = count()
 
@@ -198,7 +199,6 @@ class LLM:
         for each in params:
             if not isinstance(each, SamplingParams):
                 raise check.refuse("sampling_params", each, "SamplingParams")
-            check_supported(each)
             each.check_against(
                 vocab_size=self.architecture.vocab_size,
                 max_logprobs=self.config.model_config.max_logprobs,
@@ -224,13 +224,23 @@ class LLM:
         if not ids:
             raise InvalidInputError("prompt must not be empty: it has no tokens")
         request = Request(f"request-{next(self._request_numbers)}", text, ids, params)
-        self.core.scheduler.check_fits(request)
+        self.core.check(request)
         return request
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if self.tokenizer is None:
             raise InvalidInputError("this model has no tokenizer: give prompts as token ids")
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as tokens, at the beginning of a text and after a space."""
+        spellings = [spelling for word in words for spelling in (word, f" {word.lstrip()}")]
+        encoded = [tuple(self._encode(spelling, add_special_tokens=False)) for spelling in spellings]
+        return tuple(dict.fromkeys(item for item in encoded if item))
+
+    def _decode_token(self, token_id: int) -> str:
+        assert self.tokenizer is not None, "asked for only where there is one"
+        return self.tokenizer.decode([token_id], skip_special_tokens=False)
 
     def _make_text(self, params: SamplingParams) -> TextStream:
         detokenizer = None

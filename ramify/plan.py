@@ -7,9 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
-from ramify.sampling_params import SamplingParams
+import numpy as np
+from numpy.typing import NDArray
+
+from ramify.sampling_params import SamplingParams, SamplingStrategy
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
 
 
 class Chunk(NamedTuple):
@@ -25,21 +32,52 @@ class Chunk(NamedTuple):
         return self.start + len(self.token_ids)
 
 
+@dataclass(frozen=True, eq=False)
+class Rules:
+    """What a request's parameters mean to the sampler, resolved once. All its rows share one object."""
+
+    params: SamplingParams
+    end_token_ids: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()  # as token ids
+    prompts: tuple[Sequence[int], ...] = ((),)  # of each track
+    num_candidates: int = 0  # beams: how many of the likeliest tokens to report instead of drawing one
+
+    @property
+    def diversity_penalty(self) -> float:
+        """What a token loses per earlier sibling that took it in this step; beams do that sum on the host."""
+        diverse = self.params.resolved_strategy is SamplingStrategy.DIVERSE
+        return self.params.diversity_penalty if diverse else 0.0
+
+    @cached_property
+    def distinct_prompts(self) -> tuple[Integers, ...]:
+        return tuple(np.unique(np.asarray(prompt, dtype=np.int64)) for prompt in self.prompts)
+
+
 class Draw(NamedTuple):
     """One token to draw for one child, from the logits after the last position of its chunks (one per track).
 
     Siblings that still share everything draw from the same chunk. `position` is the index in the output, so that
-    the noise does not know how long the prompt was.
+    the noise does not know how long the prompt was. `output` is what the child has so far.
     """
 
     request_id: str
-    seq_id: str
+    parent: int  # the child whose sequence this draw continues
     child: int
     position: int
     seed: int
     chunks: tuple[int, ...]
-    params: SamplingParams
-    end_token_ids: frozenset[int]
+    rules: Rules
+    output: Sequence[int] = ()
+
+
+class PromptReport(NamedTuple):
+    """Logprobs to report of `targets`, which follow rows first, first + 1, … of a chunk, and of the likeliest there."""
+
+    request_id: str
+    chunk: int
+    first: int
+    targets: Sequence[int]
+    num_top: int
 
 
 class BlockCopy(NamedTuple):
@@ -68,10 +106,33 @@ class Plan:
     swaps_out: tuple[BlockCopy, ...] = ()  # from device to host
     swaps_in: tuple[BlockCopy, ...] = ()  # from host to device
     shared: tuple[SharedPrefix, ...] = ()
+    prompt_reports: tuple[PromptReport, ...] = ()
 
     @property
     def num_tokens(self) -> int:
         return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+
+class TokenReport(NamedTuple):
+    """One token's logprob and rank, and the likeliest tokens at its place, likeliest first."""
+
+    logprob: float
+    rank: int
+    top_token_ids: Integers
+    top_logprobs: Floats
+
+    def first(self, count: int) -> TokenReport:
+        """With no more than `count` of the likeliest."""
+        return self._replace(top_token_ids=self.top_token_ids[:count], top_logprobs=self.top_logprobs[:count])
+
+
+class Expansion(NamedTuple):
+    """A token that could continue a beam: its raw logprob, its logprob after all controls, and its report if asked."""
+
+    token_id: int
+    logprob: float
+    weight: float
+    report: TokenReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +142,6 @@ class StepResult:
     token_ids: list[int]
     logprobs: list[float]  # of the drawn token, by the model's own distribution
     faults: dict[int, str] = field(default_factory=dict)
+    reports: dict[int, TokenReport] = field(default_factory=dict)  # of draws that asked for logprobs
+    expansions: dict[int, list[Expansion]] = field(default_factory=dict)  # of draws that asked for candidates
+    prompts: list[list[TokenReport]] = field(default_factory=list)  # one list per prompt report of the plan

@@ -20,25 +20,24 @@ class Runner:
         self.attention = attention
 
     @torch.inference_mode()
-    def run(self, plan: Plan, drawn: Sequence[int]) -> Tensor:
-        """Computes all chunks; returns float32 logits (len(drawn), vocabulary) after the last tokens of those drawn."""
+    def forward(self, plan: Plan) -> Tensor:
+        """Computes all chunks; returns the hidden states (tokens of the step, hidden), chunk by chunk."""
         self._move_blocks(plan)
         token_ids: list[int] = []
         positions: list[int] = []
-        last_rows: list[int] = []
         for chunk in plan.chunks:
             token_ids += chunk.token_ids
             positions += range(chunk.start, chunk.end)
-            last_rows.append(len(token_ids) - 1)
         device = self.decoder.device
         self.attention.prepare(plan.chunks, plan.shared, self.pool)
-        hidden = self.decoder.forward(
+        return self.decoder.forward(
             torch.tensor(token_ids, device=device), torch.tensor(positions, device=device), self.attention.forward
         )
-        if not drawn:
-            return torch.empty(0, self.decoder.arch.vocab_size, device=device)
-        if len(drawn) < len(token_ids):
-            hidden = hidden[torch.tensor([last_rows[index] for index in drawn], device=device)]
+
+    def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
+        """Float32 logits (len(rows), vocabulary) after these rows of the step's tokens; rows ascend."""
+        if len(rows) < hidden.shape[0]:
+            hidden = hidden[torch.tensor(rows, device=hidden.device)]
         return self.decoder.logits(hidden)
 
     def _move_blocks(self, plan: Plan) -> None:

@@ -123,6 +123,13 @@ class SamplingParams:
         return self.beam_width if self.beam_width is not None else max(self.n, 2)
 
     @property
+    def num_together(self) -> int | None:
+        """How many sequences must step together, because they look at each other; None where each goes its own way."""
+        if self.resolved_strategy is SamplingStrategy.BEAM_SEARCH:
+            return self.resolved_beam_width
+        return self.num_samples if self.resolved_strategy is SamplingStrategy.DIVERSE else None
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         return () if self.stop is None else tuple(self.stop)
 
@@ -195,6 +202,8 @@ class SamplingParams:
             check.integer("max_tokens", self.max_tokens, 0, MAX_TOKENS)
             if self.max_tokens == 0 and self.prompt_logprobs is None:
                 raise check.refuse("max_tokens", 0, "at least 1 (0 goes with prompt_logprobs alone)")
+            if self.max_tokens == 0 and (self.num_samples > 1 or self.strategy is SamplingStrategy.BEAM_SEARCH):
+                raise InvalidInputError("max_tokens 0 draws nothing: n must be 1, and no beam search")
         check.integer("min_tokens", self.min_tokens, 0, MAX_TOKENS)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidInputError(f"min_tokens must be at most max_tokens = {self.max_tokens}, got {self.min_tokens}")

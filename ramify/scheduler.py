@@ -1,30 +1,32 @@
 """Who computes what in the next step. Touches no tensor.
 
 There is no prefill or decode phase: each track's computed count catches up with its tokens, within the step's budget of
-tokens. Sequences have an order (priority, arrival, child): the first in it is served first, the last gives up its
-blocks when others lack some, so the first always gets on and nobody waits for ever.
+tokens. Gangs (sequences that step together, usually one alone) have an order (priority, arrival, child): the first in
+it is served first, the last gives up its blocks when others lack some, so the first always gets on and nobody waits
+for ever.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 from ramify.config import PreemptionMode
 from ramify.errors import InvalidInputError
+from ramify.gang import Gang
 from ramify.kv.blocks import BlockManager
 from ramify.kv.prefix import Entry
 from ramify.kv.sharing import best_sharing
 from ramify.plan import BlockCopy, Chunk, SharedPrefix
 from ramify.request import Request
-from ramify.sequence import Sequence, SequenceStatus, Track
+from ramify.sequence import Order, Sequence, SequenceStatus, Track
 
 
 class ScheduledSequence(NamedTuple):
-    """A sequence, the index of its first chunk in this step, and whether its tracks will have caught up after it."""
+    """A sequence, the index of its first chunk in this step, and whether its whole gang has caught up after it."""
 
     sequence: Sequence
     first_chunk: int
@@ -64,27 +66,46 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.enable_chunked_prefill = enable_chunked_prefill
         self.preemption_mode = preemption_mode
-        self.running: list[Sequence] = []  # both lists stand in order
-        self.waiting: list[Sequence] = []
+        self.running: list[Gang] = []  # both lists stand in order
+        self.waiting: list[Gang] = []
+        self._gang_of: dict[str, Gang] = {}
         self._num_arrived = 0
         self._sharing: list[tuple[int, list[Track]]] | None = None  # None: rows changed, find out again
+
+    @property
+    def num_running(self) -> int:
+        return sum(gang.size for gang in self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(len(gang.sequences) for gang in self.waiting)
 
     # -- sequences come and go -------------------------------------------------------------------------------
 
     def check_fits(self, request: Request) -> None:
-        """Raises InvalidInputError for a request that could never be scheduled: its prompt and one child must fit."""
+        """Raises InvalidInputError for a request that could never be scheduled.
+
+        Its prompt and one child must fit, or, where children step together, its prompt and all of them.
+        """
+        params, tracks = request.sampling_params, request.root.tracks
         longest = self.longest_output(request.root)
-        if len(request.root.tracks) > self.max_num_batched_tokens:
+        together = params.num_together or 1
+        if together > self.max_num_seqs:
             raise InvalidInputError(
-                f"max_num_batched_tokens must be at least {len(request.root.tracks)}, one for each model, "
-                f"got {self.max_num_batched_tokens}"
+                f"strategy {params.resolved_strategy.value!r} runs {together} sequences together; they must be at "
+                f"most max_num_seqs = {self.max_num_seqs}"
             )
-        for track in request.root.tracks:
+        if together * len(tracks) > self.max_num_batched_tokens:
+            raise InvalidInputError(
+                f"max_num_batched_tokens must be at least {together * len(tracks)}, one for each sequence that steps "
+                f"together and each model, got {self.max_num_batched_tokens}"
+            )
+        for track in tracks:
             prompt = len(track.prompt_token_ids)
             manager = self.managers[track.model]
-            if longest < max(1, request.sampling_params.max_tokens or 0):
+            if longest < max(params.max_tokens is None, params.max_tokens or 0):
                 raise InvalidInputError(
-                    f"prompt of {prompt} tokens plus max_tokens {request.sampling_params.max_tokens} must fit "
+                    f"prompt of {prompt} tokens plus max_tokens {params.max_tokens} must fit "
                     f"max_model_len = {self.max_model_len}"
                 )
             if not self.enable_chunked_prefill and prompt > self.max_num_batched_tokens:
@@ -92,11 +113,14 @@ class Scheduler:
                     f"prompt must have at most max_num_batched_tokens = {self.max_num_batched_tokens} tokens "
                     f"while enable_chunked_prefill is False, got {prompt}"
                 )
+            common = prompt // manager.block_size
+            needed = common + together * (manager.blocks_for(prompt + longest) - common)
             # A fork may hold the prompt's last, partly filled block beside its own copy of it for a moment.
-            needed = manager.blocks_for(prompt + longest) + (request.sampling_params.num_samples > 1)
+            needed += together == 1 < params.num_samples
             if needed > manager.num_blocks:
+                outputs = "an output" if together == 1 else f"{together} outputs"
                 raise InvalidInputError(
-                    f"prompt of {prompt} tokens plus an output of up to {longest} needs {needed} KV blocks, "
+                    f"prompt of {prompt} tokens plus {outputs} of up to {longest} needs {needed} KV blocks, "
                     f"the cache has {manager.num_blocks}: lower max_tokens or raise num_kv_blocks"
                 )
 
@@ -109,219 +133,292 @@ class Scheduler:
     def add(self, request: Request) -> None:
         request.root.order = (request.priority, self._num_arrived, 0)
         self._num_arrived += 1
-        insort(self.waiting, request.root, key=_order)
+        gang = Gang(request.root, num_together=request.sampling_params.num_together)
+        self._gang_of[request.root.seq_id] = gang
+        insort(self.waiting, gang, key=_order)
 
-    def adopt(self, children: Iterable[Sequence]) -> None:
-        """Takes over forks of a running sequence: they run as far as there is room, others wait with their blocks."""
-        for child in children:
-            child.order = (*child.order[:2], child.child)
-            if len(self.running) < self.max_num_seqs:
-                self._run(child)
+    def adopt(self, forks: Items[tuple[Sequence, Sequence]]) -> None:
+        """Takes over (parent, fork) pairs of running sequences, which share their blocks from now on.
+
+        Forks that need not step together run as far as there is room; others wait with their blocks.
+        """
+        room = self.max_num_seqs - self.num_running if forks else 0
+        for parent, child in forks:
+            for source, target in zip(parent.tracks, child.tracks, strict=True):
+                self.managers[source.model].fork(source.key, target.key)
+            gang = self._gang_of[parent.seq_id]
+            self._sharing = None
+            if gang.num_together is not None:
+                gang.join(child)
             else:
-                self._wait(child)
+                child.order = (*child.order[:2], child.child)
+                gang = Gang(child)
+                if room > 0:
+                    insort(self.running, gang, key=_order)
+                else:
+                    self._wait(gang)
+                room -= 1
+            self._gang_of[child.seq_id] = gang
 
     def remove(self, sequence: Sequence) -> None:
         """Frees everything a sequence holds, at once, in whatever state it is."""
         for track in sequence.tracks:
             self.managers[track.model].release(track.key)
-        if _take_out(self.running, sequence):
-            self._sharing = None
-        else:
-            _take_out(self.waiting, sequence)
+        gang = self._gang_of.pop(sequence.seq_id, None)
+        if gang is None:
+            return
+        if gang.restart and sequence is gang.sequences[0]:
+            gang.restart = []  # nobody to fork from any more: the others start by themselves
+        if len(gang.sequences) == 1 and not _take_out(self.running, gang):
+            _take_out(self.waiting, gang)
+        gang.sequences.remove(sequence)
+        self._sharing = None
 
     # -- one step --------------------------------------------------------------------------------------------
 
     def schedule(self) -> Schedule:
         step = Schedule(self.max_num_batched_tokens)
         shares = self._share_budget(step)
-        for sequence in list(self.running):
-            if sequence in shares and sequence.status is SequenceStatus.RUNNING:
-                self._grow(sequence, shares[sequence], step)
+        for gang in list(self.running):
+            if gang in shares and gang.status is SequenceStatus.RUNNING:
+                self._grow(gang, shares[gang], step)
         self._admit(step)
         step.shared = self._find_sharing(step)
         return step
 
-    def _share_budget(self, step: Schedule) -> dict[Sequence, list[int]]:
-        """Positions each running sequence may compute per track. Who lacks least goes first: a long prompt waits."""
+    def _share_budget(self, step: Schedule) -> dict[Gang, list[int]]:
+        """Positions each running gang may compute per track. Who lacks least goes first: a long prompt waits."""
+        lacking = []
+        for gang in self.running:
+            self._fork_again(gang)
+            lacking.append((gang, gang.missing()))
+        lacking.sort(key=_longest_missing)
         shares = {}
-        for sequence in sorted(self.running, key=_num_missing):
+        for gang, missing in lacking:
             if step.budget == 0:
                 break
-            share = self._share(sequence, step.budget)
+            share = self._share(missing, step.budget)
             if any(share):
-                shares[sequence] = share
+                shares[gang] = share
                 step.budget -= sum(share)
         return shares
 
-    def _share(self, sequence: Sequence, budget: int) -> list[int]:
-        missing = [sequence.num_missing(track) for track in sequence.tracks]
-        if not self.enable_chunked_prefill and budget < sum(missing) <= self.max_num_batched_tokens:
+    def _share(self, missing: list[int], budget: int) -> list[int]:
+        if sum(missing) <= budget:
+            return missing
+        if not self.enable_chunked_prefill and sum(missing) <= self.max_num_batched_tokens:
             return [0] * len(missing)  # it fits a step of its own; what does not (a long recompute) is split anyway
         share = []
-        for count in missing:
-            share.append(min(count, budget))
+        for count in missing:  # tokens are drawn from all tracks' last positions at once: none goes there alone
+            share.append(max(0, min(count - 1, budget)))
             budget -= share[-1]
-        if share != missing:  # a token is drawn from all tracks' last positions at once: none goes there alone
-            share = [min(count, lacking - 1) for count, lacking in zip(share, missing, strict=True)]
         return share
 
-    def _grow(self, sequence: Sequence, share: list[int], step: Schedule) -> None:
-        """Gives a sequence the blocks of its share, taking them from the last in order; it may be the last itself."""
-        while not self._has_room(sequence, share):
-            victim = self._victim(sequence)
+    def _grow(self, gang: Gang, share: list[int], step: Schedule) -> None:
+        """Gives a gang the blocks of its share, taking them from the last in order; it may be the last itself."""
+        while not self._has_room(gang, share):
+            victim = self._victim(gang)
             self._preempt(victim, step)
-            if victim is sequence:
+            if victim is gang:
                 step.budget += sum(share)
                 return
-        self._place(sequence, share, step)
+        self._place(gang, share, step)
 
-    def _has_room(self, sequence: Sequence, share: list[int]) -> bool:
-        needed = [0] * len(self.managers)  # two tracks may draw on one model's blocks
-        for track, count in zip(sequence.tracks, share, strict=True):
+    def _has_room(self, gang: Gang, share: list[int]) -> bool:
+        if len(share) == 1:  # most of them
+            track = gang.sequences[0].tracks[0]
             manager = self.managers[track.model]
-            needed[track.model] += manager.num_new_blocks(track.key, track.num_computed, track.num_computed + count)
-            if needed[track.model] > manager.num_free:
-                return False
-        return True
+            start = track.num_computed
+            return manager.num_new_blocks(track.key, start, start + share[0]) <= manager.num_free
+        extents: dict[int, list[tuple[str, int, int]]] = {}  # two tracks may draw on one model's blocks
+        for (_, track), count in zip(gang.tracks(), share, strict=True):
+            if count:
+                extent = (track.key, track.num_computed, track.num_computed + count)
+                extents.setdefault(track.model, []).append(extent)
+        return all(
+            self.managers[model].num_new_blocks_of(parts) <= self.managers[model].num_free
+            for model, parts in extents.items()
+        )
 
-    def _place(self, sequence: Sequence, share: list[int], step: Schedule) -> None:
-        first = len(step.chunks)
-        for track, count in zip(sequence.tracks, share, strict=True):
-            if not count:
-                continue
-            manager = self.managers[track.model]
-            start, end = track.num_computed, track.num_computed + count
-            copies = manager.extend(track.key, start, end)
-            step.copies += [BlockCopy(track.model, source, target) for source, target in copies]
-            tokens = sequence.tokens_between(track, start, end)
-            step.chunks.append(Chunk(track.model, tokens, start, manager.table(track.key)))
-            step.tracks.append(track)
-            # True once this step has run, and nothing runs before it: later tracks of this very step may share.
-            track.num_computed = end
-            if end // manager.block_size > start // manager.block_size:
-                manager.publish(track.key, end, partial(sequence.tokens_between, track))
-        caught_up = all(sequence.num_missing(track) == 0 for track in sequence.tracks)
-        step.sequences.append(ScheduledSequence(sequence, first, caught_up))
+    def _place(self, gang: Gang, share: list[int], step: Schedule) -> None:
+        caught_up = not gang.restart and share == gang.missing()
+        counts = iter(share)
+        for sequence in gang.sequences:
+            first = len(step.chunks)
+            for track in sequence.tracks:
+                count = next(counts)
+                if count:
+                    self._place_chunk(sequence, track, count, step)
+            if len(step.chunks) > first:
+                step.sequences.append(ScheduledSequence(sequence, first, caught_up))
+
+    def _place_chunk(self, sequence: Sequence, track: Track, count: int, step: Schedule) -> None:
+        manager = self.managers[track.model]
+        start, end = track.num_computed, track.num_computed + count
+        copies = manager.extend(track.key, start, end)
+        step.copies += [BlockCopy(track.model, source, target) for source, target in copies]
+        tokens = sequence.tokens_between(track, start, end)
+        step.chunks.append(Chunk(track.model, tokens, start, manager.table(track.key)))
+        step.tracks.append(track)
+        # True once this step has run, and nothing runs before it: later tracks of this very step may share.
+        track.num_computed = end
+        if end // manager.block_size > start // manager.block_size:
+            manager.publish(track.key, end, partial(sequence.tokens_between, track))
 
     # -- admission -------------------------------------------------------------------------------------------
 
     def _admit(self, step: Schedule) -> None:
-        """Starts waiting sequences in order, as long as sequences, tokens and blocks allow."""
-        while self.waiting and len(self.running) < self.max_num_seqs and step.budget > 0:
-            sequence = self.waiting[0]
-            found = self._find_prefixes(sequence)
-            if not self._has_blocks_for(sequence, found):
-                if self.running or not self._release_a_holder(sequence):
+        """Starts waiting gangs in order, as long as sequences, tokens and blocks allow."""
+        room = self.max_num_seqs - self.num_running if self.waiting else 0
+        while self.waiting and self.waiting[0].size <= room and step.budget > 0:
+            gang = self.waiting[0]
+            self._plan_restart(gang)
+            found = self._find_prefixes(gang)
+            if not self._has_blocks_for(gang, found):
+                if self.running or not self._release_a_holder(gang):
                     return
                 continue
-            self._bring_back(sequence, found, step)
-            share = self._share(sequence, step.budget)
+            self._bring_back(gang, found, step)
+            self._fork_again(gang)
+            share = self._share(gang.missing(), step.budget)
             if not any(share):
                 return
             self.waiting.pop(0)
-            sequence.move(SequenceStatus.RUNNING)
-            self._run(sequence)
+            gang.move(SequenceStatus.RUNNING)
+            insort(self.running, gang, key=_order)
+            self._sharing = None
+            room -= gang.size
             step.budget -= sum(share)
-            self._place(sequence, share, step)
+            self._place(gang, share, step)
 
-    def _find_prefixes(self, sequence: Sequence) -> list[list[Entry]]:
-        """For each track that must start from nothing: blocks whose content it can take over."""
+    def _plan_restart(self, gang: Gang) -> None:
+        """Several that lost all they had: what they have in common is computed once, as it was at first."""
+        if len(gang.sequences) == 1 or gang.restart or gang.status is SequenceStatus.SWAPPED:
+            return
+        if all(track.num_computed == 0 for _, track in gang.tracks()):
+            sizes = [self.managers[track.model].block_size for track in gang.sequences[0].tracks]
+            gang.restart = [common // size * size for common, size in zip(gang.num_common(), sizes, strict=True)]
+
+    def _fork_again(self, gang: Gang) -> None:
+        """Ends a restart: the first has computed what all have in common, the others share it."""
+        if not gang.restart or any(gang.missing()):
+            return
+        leader = gang.sequences[0]
+        for follower in gang.sequences[1:]:
+            for source, target, end in zip(leader.tracks, follower.tracks, gang.restart, strict=True):
+                manager = self.managers[source.model]
+                manager.fork(source.key, target.key, end // manager.block_size)
+                target.num_computed = end
+        gang.restart = []
+        self._sharing = None
+
+    def _find_prefixes(self, gang: Gang) -> list[list[Entry]]:
+        """For each track of the first that must start from nothing: blocks whose content it can take over."""
+        leader = gang.sequences[0]
+        if leader.sampling_params.prompt_logprobs is not None and not leader.output_token_ids:
+            return [[] for _ in leader.tracks]  # a cached prefix has no logits to report
+        ends = gang.restart or [leader.num_tokens(track) for track in leader.tracks]
         return [
-            self.managers[track.model].find(sequence.tokens_between(track, 0, sequence.num_tokens(track)))
-            if track.num_computed == 0
-            else []
-            for track in sequence.tracks
+            self.managers[track.model].find(leader.tokens_between(track, 0, end)) if track.num_computed == 0 else []
+            for track, end in zip(leader.tracks, ends, strict=True)
         ]
 
-    def _has_blocks_for(self, sequence: Sequence, found: list[list[Entry]]) -> bool:
+    def _has_blocks_for(self, gang: Gang, found: list[list[Entry]]) -> bool:
         """Whether all its tokens would fit, and one more block for each sequence that runs: else it would soon go."""
-        wanted: dict[int, int] = {}
-        available: dict[int, int] = {}
-        for track, entries in zip(sequence.tracks, found, strict=True):
-            manager = self.managers[track.model]
-            total = sequence.num_tokens(track)
-            start = track.num_computed
-            new = manager.num_swapped(track.key)
-            if entries:
-                new += manager.blocks_for(total) - len(entries)
-            elif sequence.status is SequenceStatus.SWAPPED:
-                new += manager.blocks_for(total) - manager.blocks_for(start)
-            else:
-                new += manager.num_new_blocks(track.key, start, total)
-            wanted[track.model] = wanted.get(track.model, 0) + new
-            spare = available.get(track.model, manager.num_free - len(self.running))
-            available[track.model] = spare - (manager.num_free - manager.num_free_without(entries))
-        return all(wanted[model] <= available[model] for model in wanted)
-
-    def _bring_back(self, sequence: Sequence, found: list[list[Entry]], step: Schedule) -> None:
-        for track, entries in zip(sequence.tracks, found, strict=True):
-            manager = self.managers[track.model]
-            if sequence.status is SequenceStatus.SWAPPED:
-                copies = manager.swap_in(track.key)
-                step.swaps_in += [BlockCopy(track.model, source, target) for source, target in copies]
+        wanted = [0] * len(self.managers)
+        num_running = sum(len(gang.sequences) for gang in self.running)
+        spare = [manager.num_free - num_running for manager in self.managers]
+        for index, entries in enumerate(found):
+            members = [(sequence, sequence.tracks[index]) for sequence in gang.sequences]
+            model = members[0][1].model
+            manager = self.managers[model]
+            spare[model] -= manager.num_free - manager.num_free_without(entries)
+            totals = [manager.blocks_for(sequence.num_tokens(track)) for sequence, track in members]
+            if gang.status is SequenceStatus.SWAPPED:
+                held = [manager.blocks_for(track.num_computed) for _, track in members]
+                wanted[model] += manager.num_swapped([track.key for _, track in members]) + sum(totals) - sum(held)
+            elif gang.restart:
+                common = gang.restart[index] // manager.block_size
+                wanted[model] += sum(totals) - (len(totals) - 1) * common - len(entries)
             elif entries:
-                track.num_computed = manager.adopt(track.key, entries)
-                if not sequence.output_token_ids and sequence.request_id is not None:
-                    cached = step.num_cached_tokens.get(sequence.request_id, 0)
-                    step.num_cached_tokens[sequence.request_id] = cached + track.num_computed
+                wanted[model] += totals[0] - len(entries)
+            else:
+                wanted[model] += manager.num_new_blocks_of(
+                    (track.key, track.num_computed, sequence.num_tokens(track)) for sequence, track in members
+                )
+        return all(need <= have for need, have in zip(wanted, spare, strict=True))
+
+    def _bring_back(self, gang: Gang, found: list[list[Entry]], step: Schedule) -> None:
+        if gang.status is SequenceStatus.SWAPPED:
+            for model, manager in enumerate(self.managers):
+                copies = manager.swap_in([track.key for _, track in gang.tracks() if track.model == model])
+                step.swaps_in += [BlockCopy(model, source, target) for source, target in copies]
+            return
+        leader = gang.sequences[0]
+        for track, entries in zip(leader.tracks, found, strict=True):
+            if not entries:
+                continue
+            track.num_computed = self.managers[track.model].adopt(track.key, entries)
+            if not leader.output_token_ids and leader.request_id is not None:
+                cached = step.num_cached_tokens.get(leader.request_id, 0)
+                step.num_cached_tokens[leader.request_id] = cached + track.num_computed
 
     # -- giving way ------------------------------------------------------------------------------------------
 
-    def _victim(self, sequence: Sequence) -> Sequence:
-        """Who gives up blocks so that `sequence` can grow: the last to run, else a later one that waits with some."""
+    def _victim(self, gang: Gang) -> Gang:
+        """Who gives up blocks so that `gang` can grow: the last to run, else a later one that waits with some."""
         last = self.running[-1]
-        if last is not sequence:
+        if last is not gang:
             return last
         holder = self._last_holder()
-        return holder if holder is not None and holder.order > sequence.order else sequence
+        return holder if holder is not None and holder.order > gang.order else gang
 
-    def _release_a_holder(self, sequence: Sequence) -> bool:
-        """Nothing runs, and `sequence` still lacks blocks: others that wait with some recompute theirs later."""
-        holder = self._last_holder(but=sequence)
+    def _release_a_holder(self, gang: Gang) -> bool:
+        """Nothing runs, and `gang` still lacks blocks: others that wait with some recompute theirs later."""
+        holder = self._last_holder(but=gang)
         if holder is None:
             return False
         self._forget_computed(holder)
         return True
 
-    def _last_holder(self, but: Sequence | None = None) -> Sequence | None:
-        for sequence in reversed(self.waiting):
-            if sequence is not but and any(track.num_computed for track in sequence.tracks):
-                return sequence
+    def _last_holder(self, but: Gang | None = None) -> Gang | None:
+        for gang in reversed(self.waiting):
+            if gang is not but and any(track.num_computed for _, track in gang.tracks()):
+                return gang
         return None
 
-    def _preempt(self, sequence: Sequence, step: Schedule) -> None:
+    def _preempt(self, gang: Gang, step: Schedule) -> None:
         step.num_preempted += 1
-        if sequence.status is not SequenceStatus.RUNNING:
-            self._forget_computed(sequence)
+        if gang.status is not SequenceStatus.RUNNING:
+            self._forget_computed(gang)
             return
-        _take_out(self.running, sequence)
+        _take_out(self.running, gang)
         self._sharing = None
-        if self.preemption_mode == "swap" and all(
-            self.managers[track.model].can_swap_out(track.key) for track in sequence.tracks
-        ):
-            for track in sequence.tracks:
-                copies = self.managers[track.model].swap_out(track.key)
-                step.swaps_out += [BlockCopy(track.model, source, target) for source, target in copies]
-            sequence.move(SequenceStatus.SWAPPED)
-            insort(self.waiting, sequence, key=_order)
+        keys: dict[int, list[str]] = {}
+        for _, track in gang.tracks():
+            keys.setdefault(track.model, []).append(track.key)
+        swaps = self.preemption_mode == "swap" and not gang.restart
+        if swaps and all(self.managers[model].can_swap_out(some) for model, some in keys.items()):
+            for model, some in keys.items():
+                copies = self.managers[model].swap_out(some)
+                step.swaps_out += [BlockCopy(model, source, target) for source, target in copies]
+            gang.move(SequenceStatus.SWAPPED)
+            insort(self.waiting, gang, key=_order)
             return
-        self._forget_computed(sequence)
-        self._wait(sequence)
+        self._forget_computed(gang)
+        self._wait(gang)
 
-    def _forget_computed(self, sequence: Sequence) -> None:
-        for track in sequence.tracks:
+    def _forget_computed(self, gang: Gang) -> None:
+        for _, track in gang.tracks():
             self.managers[track.model].release(track.key)
             track.num_computed = 0
-        if sequence.status is SequenceStatus.SWAPPED:
-            sequence.move(SequenceStatus.WAITING)
+        gang.restart = []
+        if gang.status is SequenceStatus.SWAPPED:
+            gang.move(SequenceStatus.WAITING)
 
-    def _run(self, sequence: Sequence) -> None:
-        insort(self.running, sequence, key=_order)
-        self._sharing = None
-
-    def _wait(self, sequence: Sequence) -> None:
-        sequence.move(SequenceStatus.WAITING)
-        insort(self.waiting, sequence, key=_order)
+    def _wait(self, gang: Gang) -> None:
+        gang.move(SequenceStatus.WAITING)
+        insort(self.waiting, gang, key=_order)
 
     # -- sharing ---------------------------------------------------------------------------------------------
 
@@ -350,18 +447,18 @@ class Scheduler:
         return sharing
 
 
-def _order(sequence: Sequence) -> tuple[int, int, int]:
-    return sequence.order
+def _order(gang: Gang) -> Order:
+    return gang.order
 
 
-def _num_missing(sequence: Sequence) -> int:
-    return sum(sequence.num_missing(track) for track in sequence.tracks)
+def _longest_missing(item: tuple[Gang, list[int]]) -> int:
+    return max(item[1])
 
 
-def _take_out(ordered: list[Sequence], sequence: Sequence) -> bool:
-    """Removes a sequence from a list that stands in order; returns whether it was there."""
-    index = bisect_left(ordered, sequence.order, key=_order)
-    if index < len(ordered) and ordered[index] is sequence:
+def _take_out(ordered: list[Gang], gang: Gang) -> bool:
+    """Removes a gang from a list that stands in order; returns whether it was there."""
+    index = bisect_left(ordered, gang.order, key=_order)
+    if index < len(ordered) and ordered[index] is gang:
         del ordered[index]
         return True
     return False

@@ -80,6 +80,9 @@ class SequenceData:
         return SequenceData(self.prompt_token_ids, self.output_token_ids, self.cumulative_logprob)
 
 
+Order = tuple[int, int, int]  # priority, arrival, child
+
+
 class Track:
     """What one model has seen of a sequence: its own prompt, and how many positions have keys and values.
 
@@ -131,7 +134,7 @@ class Sequence:
         self.child = child
         self.tracks = tracks if tracks is not None else [Track(f"{seq_id}/0", 0, self.data.prompt_token_ids)]
         self.stop_reason: int | str | None = None
-        self.order: tuple[int, int, int] = (0, 0, child)  # who goes first: priority, arrival, child; the lower
+        self.order: Order = (0, 0, child)  # who goes first: the lower
         self._status = SequenceStatus.WAITING
 
     def __repr__(self) -> str:

@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
-from ramify.plan import Plan, StepResult
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from ramify.config import LogprobsMode
+from ramify.plan import Plan, PromptReport, StepResult, TokenReport
 from ramify.runner import Runner
-from ramify.sampling.pipeline import sample
+from ramify.sampling.pipeline import Sampler
+from ramify.sampling.reports import report
+
+PROMPT_ROWS_AT_ONCE = 64  # what prompt logprobs need of the vocabulary at a time
 
 
 class DeviceStep:
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, logprobs_mode: LogprobsMode = "raw") -> None:
         self.runner = runner
+        self.sampler = Sampler(logprobs_mode)
 
+    @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
-        drawn_chunks = sorted({item.chunks[0] for item in plan.draws})
-        logits = self.runner.run(plan, drawn_chunks)
+        hidden = self.runner.forward(plan)
+        ends = list(accumulate(len(chunk.token_ids) for chunk in plan.chunks))  # one past each chunk's last row
+        prompts = [self._prompt_reports(hidden, ends, asked) for asked in plan.prompt_reports]
         if not plan.draws:
-            return StepResult([], [])
-        row_of = {chunk: row for row, chunk in enumerate(drawn_chunks)}
-        drawn = sample(logits, [row_of[item.chunks[0]] for item in plan.draws], plan.draws)
-        faults = {
-            index: "the model's logits are not finite (NaN or infinity)"
-            for index, sound in enumerate(drawn.sound.tolist())
-            if not sound
-        }
-        return StepResult(drawn.token_ids.tolist(), drawn.logprobs.tolist(), faults)
+            return StepResult([], [], prompts=prompts)
+        chunks = sorted({item.chunks[0] for item in plan.draws})
+        logits = self.runner.logits(hidden, [ends[chunk] - 1 for chunk in chunks])
+        row_of = {chunk: row for row, chunk in enumerate(chunks)}
+        result = self.sampler.sample(logits, [row_of[item.chunks[0]] for item in plan.draws], plan.draws)
+        result.prompts.extend(prompts)
+        return result
+
+    def _prompt_reports(self, hidden: Tensor, ends: list[int], asked: PromptReport) -> list[TokenReport]:
+        """A few rows at a time: a prompt's logits as a whole may be larger than the model."""
+        first = (ends[asked.chunk - 1] if asked.chunk else 0) + asked.first
+        reports: list[TokenReport] = []
+        for start in range(0, len(asked.targets), PROMPT_ROWS_AT_ONCE):
+            targets = asked.targets[start : start + PROMPT_ROWS_AT_ONCE]
+            rows = range(first + start, first + start + len(targets))
+            logits = self.runner.logits(hidden, rows)
+            reports += [
+                row[0] for row in report(logits, torch.tensor(targets, device=logits.device)[:, None], asked.num_top)
+            ]
+        return reports

@@ -12,11 +12,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ramify.config import PreemptionMode
+from ramify.config import LogprobsMode, PreemptionMode
 from ramify.core import EngineCore
 from ramify.kv.blocks import BlockManager
 from ramify.plan import Plan, StepResult
-from ramify.sampling.pipeline import sample
+from ramify.sampling.pipeline import Sampler
+from ramify.sampling.reports import report
 from ramify.scheduler import Scheduler
 from ramify.text.stream import TextStream
 
@@ -27,11 +28,14 @@ EMPTY = -1
 class FakeDevice:
     """Runs plans over a pool of token ids; remembers every plan."""
 
-    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, num_host_blocks: int = 0, logprobs_mode: LogprobsMode = "raw"
+    ) -> None:
         self.block_size = block_size
         self.pool = [[EMPTY] * block_size for _ in range(num_blocks)]
         self.host = [[EMPTY] * block_size for _ in range(num_host_blocks)]
         self.plans: list[Plan] = []
+        self.sampler = Sampler(logprobs_mode)
         self.poisoned: Callable[[list[int]], bool] = lambda _tokens: False
 
     def _check_sharing(self, plan: Plan) -> None:
@@ -65,11 +69,21 @@ class FakeDevice:
             ]
             assert EMPTY not in seen, "a position was attended to before it was written"
             rows.append(torch.full((VOCAB,), torch.nan) if self.poisoned(seen) else logits_after(seen))
+        prompts = []
+        for asked in plan.prompt_reports:
+            chunk = plan.chunks[asked.chunk]
+            seen = [
+                self.pool[chunk.block_table[position // self.block_size]][position % self.block_size]
+                for position in range(chunk.end)
+            ]
+            ends = [chunk.start + asked.first + row + 1 for row in range(len(asked.targets))]
+            logits = torch.stack([logits_after(seen[:end]) for end in ends])
+            prompts.append([row[0] for row in report(logits, torch.tensor(asked.targets)[:, None], asked.num_top)])
         if not plan.draws:
-            return StepResult([], [])
-        drawn = sample(torch.stack(rows), [item.chunks[0] for item in plan.draws], plan.draws)
-        faults = {index: "not finite" for index, sound in enumerate(drawn.sound.tolist()) if not sound}
-        return StepResult(drawn.token_ids.tolist(), drawn.logprobs.tolist(), faults)
+            return StepResult([], [], prompts=prompts)
+        result = self.sampler.sample(torch.stack(rows), [item.chunks[0] for item in plan.draws], plan.draws)
+        result.prompts.extend(prompts)
+        return result
 
 
 def logits_after(tokens: list[int]) -> Tensor:
@@ -90,6 +104,7 @@ def fake_engine(
     max_model_len: int = 128,
     eos_token_ids: frozenset[int] = frozenset({0}),
     seed: int = 0,
+    logprobs_mode: LogprobsMode = "raw",
     clock: Callable[[], float] = lambda: 0.0,
 ) -> EngineCore:
     scheduler = Scheduler(
@@ -109,7 +124,7 @@ def fake_engine(
     )
     return EngineCore(
         scheduler,
-        FakeDevice(num_blocks, block_size, num_host_blocks),
+        FakeDevice(num_blocks, block_size, num_host_blocks, logprobs_mode),
         seed=seed,
         eos_token_ids=eos_token_ids,
         make_text=lambda _params: TextStream(None),

@@ -11,7 +11,7 @@ the ends of prompts go before their beginnings. Questions (`num_free`, `table`, 
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -40,6 +40,7 @@ class BlockManager:
         self._free_known: OrderedDict[int, None] = OrderedDict()  # free, but the index knows their content
         self._free_host: deque[int] = deque(range(num_host_blocks))
         self._counts = [0] * num_blocks
+        self._host_counts = [0] * num_host_blocks
         self._tables: dict[str, list[int]] = {}
         self._swapped: dict[str, list[Place]] = {}
         self._index = PrefixIndex(block_size) if enable_prefix_caching else None
@@ -73,6 +74,21 @@ class BlockManager:
         shared = sum(self._counts[block] > 1 for block in table[first:last])
         return shared + last - max(first, min(last, len(table)))
 
+    def num_new_blocks_of(self, extents: Iterable[tuple[str, int, int]]) -> int:
+        """How many blocks these (key, start, end) would take one after the other: the last to hold a block keeps it."""
+        total = 0
+        left: dict[int, int] = {}  # holders of shared blocks that have not written yet
+        for key, start, end in extents:
+            table = self._tables.get(key, ())
+            first, last = start // self.block_size, self.blocks_for(end)
+            for block in table[first:last]:
+                holders = left.get(block, self._counts[block])
+                if holders > 1:
+                    total += 1
+                    left[block] = holders - 1
+            total += last - max(first, min(last, len(table)))
+        return total
+
     def find(self, tokens: Sequence[int]) -> list[Entry]:
         """Known blocks for the beginning of `tokens`; at least the last token is always left to compute."""
         return [] if self._index is None else self._index.find(tokens[:-1])
@@ -81,11 +97,13 @@ class BlockManager:
         """How many blocks would be free once `found` is held."""
         return self.num_free - sum(self._counts[entry.block] == 0 for entry in found)
 
-    def num_swapped(self, key: str) -> int:
-        return sum(not place.on_device for place in self._swapped.get(key, ()))
+    def num_swapped(self, keys: Iterable[str]) -> int:
+        """How many blocks of these tracks are in host memory."""
+        places = {place for key in keys for place in self._swapped.get(key, ())}
+        return sum(not place.on_device for place in places)
 
-    def can_swap_out(self, key: str) -> bool:
-        return sum(self._counts[block] == 1 for block in self._tables.get(key, ())) <= len(self._free_host)
+    def can_swap_out(self, keys: Iterable[str]) -> bool:
+        return len(self._only_held_by(keys)) <= len(self._free_host)
 
     # -- acts ------------------------------------------------------------------------------------------------
 
@@ -132,12 +150,12 @@ class BlockManager:
             tokens = tuple(tokens_between(index * self.block_size, (index + 1) * self.block_size))
             chain.append(self._index.add(chain[-1] if chain else ROOT, tokens, table[index]))
 
-    def fork(self, parent: str, child: str) -> None:
-        """The child holds every block of the parent too."""
-        if child in self._tables:
+    def fork(self, parent: str, child: str, num_blocks: int | None = None) -> None:
+        """The child holds every block of the parent too, or the first `num_blocks` of them."""
+        if self._tables.get(child):
             raise InvalidInputError(f"{child} holds blocks already")
-        self._tables[child] = table = list(self._tables.get(parent, ()))
-        self._chains[child] = list(self._chains.get(parent, ()))
+        self._tables[child] = table = self._tables.get(parent, [])[:num_blocks]
+        self._chains[child] = self._chains.get(parent, [])[:num_blocks]
         for block in table:
             self._counts[block] += 1
 
@@ -149,38 +167,45 @@ class BlockManager:
             if place.on_device:
                 self._drop([place.block])
             else:
-                self._free_host.append(place.block)
+                self._drop_host(place.block)
 
-    def swap_out(self, key: str) -> list[tuple[int, int]]:
-        """Moves the blocks that only this track holds to host memory; returns (device, host) copies to make."""
-        if not self.can_swap_out(key):
-            raise CacheExhaustedError(f"{key}: no room in swap space")
-        places, copies = [], []
-        for block in self._tables.pop(key):
-            if self._counts[block] > 1:
-                places.append(Place(block, on_device=True))
-            else:
-                host = self._free_host.popleft()
-                places.append(Place(host, on_device=False))
-                copies.append((block, host))
-        self._drop(block for block, _ in reversed(copies))
-        self._swapped[key] = places
-        return copies
+    def swap_out(self, keys: Sequence[str]) -> list[tuple[int, int]]:
+        """Moves the blocks that only these tracks hold to host memory; returns (device, host) copies to make."""
+        moving = self._only_held_by(keys)
+        if len(moving) > len(self._free_host):
+            raise CacheExhaustedError(f"{', '.join(keys)}: no room in swap space")
+        hosts = {block: self._free_host.popleft() for block in moving}
+        for key in keys:
+            table = self._tables.pop(key, [])
+            self._swapped[key] = [
+                Place(hosts[block], on_device=False) if block in hosts else Place(block, on_device=True)
+                for block in table
+            ]
+            moved = [block for block in table if block in hosts]
+            for block in moved:
+                self._host_counts[hosts[block]] += 1
+            self._drop(reversed(moved))
+        return list(hosts.items())
 
-    def swap_in(self, key: str) -> list[tuple[int, int]]:
-        """Brings a track back to the device; returns (host, device) copies to make."""
-        if self.num_swapped(key) > self.num_free:
-            raise CacheExhaustedError(f"{key}: no blocks left to swap into")
-        copies, table = [], []
-        for place in self._swapped.pop(key):
-            if place.on_device:
-                table.append(place.block)
-            else:
-                table.append(self._take())
-                copies.append((place.block, table[-1]))
-                self._free_host.append(place.block)
-        self._tables[key] = table
-        return copies
+    def swap_in(self, keys: Sequence[str]) -> list[tuple[int, int]]:
+        """Brings tracks back to the device; returns (host, device) copies to make."""
+        if self.num_swapped(keys) > self.num_free:
+            raise CacheExhaustedError(f"{', '.join(keys)}: no blocks left to swap into")
+        brought: dict[int, int] = {}
+        for key in keys:
+            table = []
+            for place in self._swapped.pop(key):
+                if place.on_device:
+                    table.append(place.block)
+                    continue
+                if place.block in brought:
+                    self._counts[brought[place.block]] += 1
+                else:
+                    brought[place.block] = self._take()
+                table.append(brought[place.block])
+                self._drop_host(place.block)
+            self._tables[key] = table
+        return list(brought.items())
 
     def reset_prefix_cache(self) -> None:
         """Forgets all content; what is held stays held."""
@@ -196,6 +221,11 @@ class BlockManager:
         """Whether these positions lie in one block that the track holds alone: what almost every decode finds."""
         index = start // self.block_size
         return (end - 1) // self.block_size == index < len(table) and self._counts[table[index]] == 1
+
+    def _only_held_by(self, keys: Iterable[str]) -> list[int]:
+        """Blocks that no other track holds, in the order of the tables."""
+        held = Counter(block for key in keys for block in self._tables.get(key, ()))
+        return [block for block, times in held.items() if times == self._counts[block]]
 
     def _take(self) -> int:
         if self._free:
@@ -216,12 +246,17 @@ class BlockManager:
                 else:
                     self._free.append(block)
 
+    def _drop_host(self, block: int) -> None:
+        self._host_counts[block] -= 1
+        if self._host_counts[block] == 0:
+            self._free_host.append(block)
+
     # -- invariants ------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raises AssertionError unless every block is either free or held exactly as often as it is counted."""
         held = [0] * self.num_blocks
-        hosted: list[int] = list(self._free_host)
+        hosted = [0] * self.num_host_blocks
         for table in self._tables.values():
             assert len(set(table)) == len(table), "a table names a block twice"
             for block in table:
@@ -231,12 +266,14 @@ class BlockManager:
                 if place.on_device:
                     held[place.block] += 1
                 else:
-                    hosted.append(place.block)
+                    hosted[place.block] += 1
         assert held == self._counts, "counts differ from what tables hold"
         free = [*self._free, *self._free_known]
         assert len(set(free)) == len(free), "a block is free twice"
         assert set(free) == {block for block, count in enumerate(held) if count == 0}, "a block leaked"
-        assert sorted(hosted) == list(range(self.num_host_blocks)), "a host block leaked or is used twice"
+        assert hosted == self._host_counts, "host counts differ from what is swapped out"
+        unused = [block for block, count in enumerate(hosted) if count == 0]
+        assert sorted(self._free_host) == unused, "a host block leaked or is used twice"
         if self._index is not None:
             assert all(block in self._index for block in self._free_known), "a free block lost its content"
             assert not any(block in self._index for block in self._free), "known content stands in a plain free block"

@@ -1,98 +1,328 @@
 """From raw logits to drawn tokens, in one order:
 
-1. raw logprobs are the model's own           4. top-k
-2. min_tokens bans what would end too early   5. top-p, measured on what top-k left
-3. temperature                                6. min-p, measured on what top-p left   7. the draw
+    raw logprobs are the model's own
+    CONTROLS    min_tokens, allowed ids, bad words, bias, penalties, callers' processors, distance from siblings
+    FILTERS     temperature, then top-k, top-p (on what top-k left), min-p (on what top-p left)
+    processed logprobs are of what is left
+    the draw, or the likeliest candidates of a beam
 
-Greedy rows take the largest logit after step 2.
+Greedy rows take the largest logit after the controls; beams skip the temperature. Whatever touches the whole vocabulary
+happens a few rows at a time, so that it stays in cache; noise, which does not, is made for many rows at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ramify.errors import UnsupportedError
-from ramify.plan import Draw
-from ramify.sampling import processors
+from ramify.config import LogprobsMode
+from ramify.plan import Draw, Expansion, StepResult, TokenReport
+from ramify.sampling import filters, processors
 from ramify.sampling.draw import NoiseKeys, block_noise, block_scores, choose_tokens, take_blocks
-from ramify.sampling_params import SamplingParams, SamplingStrategy
+from ramify.sampling.reports import report
+from ramify.sampling.settings import KnownSettings, Settings, pairs_of_outputs, pairs_of_seen
+from ramify.sampling.user_processors import run_processors
 
-ROWS_AT_ONCE = 8  # some 2 MB at a time; n = 16,384 first tokens never become one array
+ROWS_AT_ONCE = 8  # some 2 MB at a time
+NOISE_AT_ONCE = 256  # n = 16,384 first tokens never become one array
 
-Filter = Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """(R,) each: the token, its logprob by the model's own distribution, and whether the row was sound."""
-
-    token_ids: Tensor
-    logprobs: Tensor
-    sound: Tensor
+NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
+NOTHING_LEFT = "no token is left to draw: allowed_token_ids, bad_words, logit_bias or processors forbid all"
 
 
-def check_supported(params: SamplingParams) -> None:
-    """Refuses by name what this version cannot do, rather than ignore it."""
-    neutral = SamplingParams()
-    for name in (
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
-        "logprobs",
-        "prompt_logprobs",
-        "logit_bias",
-        "allowed_token_ids",
-        "bad_words",
-        "logits_processors",
-    ):
-        if getattr(params, name) not in (getattr(neutral, name), (), {}):
-            raise UnsupportedError(f"{name} is not supported by this version, got {getattr(params, name)!r}")
-    if params.resolved_strategy in (SamplingStrategy.BEAM_SEARCH, SamplingStrategy.DIVERSE):
-        raise UnsupportedError(f"strategy {params.resolved_strategy.value!r} is not supported by this version")
+@dataclass(slots=True)
+class Rows:
+    """A few rows on their way: their settings, what is drawn for them, and what went wrong."""
+
+    settings: Settings
+    draws: Sequence[Draw]
+    taken: dict[str, list[int]]  # what earlier siblings of each diverse set took in this step
+    faults: dict[int, str] = field(default_factory=dict)
 
 
-@torch.inference_mode()
-def sample(logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> Drawn:
-    """Draws once per entry of `draws`, from the row of logits (rows, vocabulary) that `rows` names for it.
+# -- controls: each returns its argument where no row asks for it ------------------------------------------------
 
-    Whatever touches the whole vocabulary happens a few rows at a time, so that it stays in cache; noise, which does
-    not, is made for all rows at once.
-    """
-    device, vocab_size = logits.device, logits.shape[1]
-    greedy = [item.params.temperature == 0 for item in draws]
-    keys = NoiseKeys.of([(item.seed, item.child, item.position) for item in draws], device)
-    noise = None if all(greedy) else block_noise(keys, vocab_size)
-    normalisers, best, blocks, inside = [], [], [], []
-    for start in range(0, len(draws), ROWS_AT_ONCE):
-        some = slice(start, start + ROWS_AT_ONCE)
-        raw = _take_rows(logits, rows[some])
-        scores = block_scores(raw)
-        normalisers.append(scores.logsumexp(-1))
-        allowed = _ban_early_ends(raw, draws[some])
-        if any(greedy[some]):
-            best.append(allowed.argmax(-1))
-        else:
-            best.append(torch.zeros(raw.shape[0], dtype=torch.long, device=device))
-        if noise is not None:
-            filtered = _filtered(allowed, draws[some])
-            if filtered is not raw:
-                scores = block_scores(filtered)
-            blocks.append((scores + noise[some]).argmax(-1))
-            inside.append(take_blocks(filtered, blocks[-1]))
-    token_ids = torch.cat(best)
+
+def ban_early_ends(logits: Tensor, rows: Rows) -> Tensor:
+    if not rows.settings.has_min_tokens:
+        return logits
+    banned = [
+        (row, token_id)
+        for row, item in enumerate(rows.draws)
+        if item.position < item.rules.params.min_tokens
+        for token_id in item.rules.end_token_ids
+    ]
+    return processors.ban(logits, *_columns(banned, logits)) if banned else logits
+
+
+def keep_allowed(logits: Tensor, rows: Rows) -> Tensor:
+    allowed = rows.settings.allowed
+    return logits if allowed is None else processors.allow_only(logits, *allowed)
+
+
+def ban_bad_words(logits: Tensor, rows: Rows) -> Tensor:
+    """The last token of a word is banned where the tokens before it have just been written."""
+    if not rows.settings.has_bad_words:
+        return logits
+    banned = [
+        (row, word[-1])
+        for row, item in enumerate(rows.draws)
+        for word in item.rules.bad_words
+        if len(word) == 1 or tuple(item.output[-len(word) + 1 :]) == word[:-1]
+    ]
+    return processors.ban(logits, *_columns(banned, logits)) if banned else logits
+
+
+def add_bias(logits: Tensor, rows: Rows) -> Tensor:
+    bias = rows.settings.bias
+    return logits if bias is None else processors.add_bias(logits, *bias)
+
+
+def penalise_repetition(logits: Tensor, rows: Rows) -> Tensor:
+    penalties = rows.settings.repetition
+    if penalties is None:
+        return logits
+    seen_rows, token_ids = pairs_of_seen(rows.draws, logits.shape[1], logits.device)
+    return processors.penalise_repetition(logits, seen_rows, token_ids, penalties[seen_rows])
+
+
+def penalise_frequency(logits: Tensor, rows: Rows) -> Tensor:
+    frequency, presence = rows.settings.frequency, rows.settings.presence
+    if frequency is None or presence is None:
+        return logits
+    seen, token_ids, counts = pairs_of_outputs(rows.draws, logits.shape[1], logits.device)
+    return processors.penalise_frequency(
+        logits, seen, token_ids, counts=counts, frequency=frequency[seen], presence=presence[seen]
+    )
+
+
+def call_processors(logits: Tensor, rows: Rows) -> Tensor:
+    return run_processors(logits, rows.draws, rows.faults) if rows.settings.has_processors else logits
+
+
+def push_from_siblings(logits: Tensor, rows: Rows) -> Tensor:
+    """Diverse sampling: a token loses the penalty for every earlier sibling that took it in this step."""
+    if not rows.settings.is_diverse:
+        return logits
+    pushed = [
+        (row, token_id, -item.rules.diversity_penalty)
+        for row, item in enumerate(rows.draws)
+        if item.rules.diversity_penalty
+        for token_id in rows.taken.get(item.request_id, ())
+    ]
+    if not pushed:
+        return logits
+    where = _columns([item[:2] for item in pushed], logits)
+    return processors.add_bias(logits, *where, logits.new_tensor([item[2] for item in pushed]))
+
+
+CONTROLS: tuple[Callable[[Tensor, Rows], Tensor], ...] = (
+    ban_early_ends,
+    keep_allowed,
+    ban_bad_words,
+    add_bias,
+    penalise_repetition,
+    penalise_frequency,
+    call_processors,
+    push_from_siblings,
+)
+
+
+# -- filters -----------------------------------------------------------------------------------------------------
+
+
+def scale(logits: Tensor, rows: Rows) -> Tensor:
+    temperatures = rows.settings.temperatures
+    return logits if temperatures is None else processors.temperature(logits, temperatures)
+
+
+def keep_likely(logits: Tensor, rows: Rows) -> Tensor:
+    """top-k, top-p and min-p, on the rows that ask for one of them."""
+    chosen, index = rows.settings.filters, rows.settings.filtered_rows
+    if chosen is None:
+        return logits
+    if index is None:
+        return filters.apply(logits, chosen)
+    return logits.index_copy(0, index, filters.apply(logits[index], chosen))
+
+
+FILTERS: tuple[Callable[[Tensor, Rows], Tensor], ...] = (scale, keep_likely)
+
+
+# -- the sampler -------------------------------------------------------------------------------------------------
+
+
+class Asked(NamedTuple):
+    """A draw, its place in the plan, and the row of logits it is from."""
+
+    place: int
+    row: int
+    draw: Draw
+
+
+class Sampler:
+    """Keeps nothing but the settings of rows as tensors, for as long as the rows stay the same."""
+
+    def __init__(self, logprobs_mode: LogprobsMode = "raw") -> None:
+        self.logprobs_mode = logprobs_mode
+        self._known = KnownSettings()
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> StepResult:
+        """Draws once per entry of `draws`, from the row of logits (rows, vocabulary) that `rows` names for it."""
+        result = StepResult([0] * len(draws), [0.0] * len(draws))
+        self._known.begin()
+        asked = [Asked(*item) for item in zip(range(len(draws)), rows, draws, strict=True)]
+        taken: dict[str, list[int]] = {}
+        for wave in _waves(asked):
+            for start in range(0, len(wave), NOISE_AT_ONCE):
+                self._sample_some(logits, wave[start : start + NOISE_AT_ONCE], taken, result)
+            for index, _, draw in wave:
+                if draw.rules.diversity_penalty:
+                    taken.setdefault(draw.request_id, []).append(result.token_ids[index])
+        return result
+
+    def _sample_some(self, logits: Tensor, asked: list[Asked], taken: dict[str, list[int]], result: StepResult) -> None:
+        device, vocab_size = logits.device, logits.shape[1]
+        draws = [item.draw for item in asked]
+        rows = [item.row for item in asked]
+        keys = noise = None
+        if any(item.rules.params.temperature and not item.rules.num_candidates for item in draws):
+            keys = NoiseKeys.of([(item.seed, item.child, item.position) for item in draws], device)
+            noise = block_noise(keys, vocab_size)
+        pieces = []
+        for start in range(0, len(asked), ROWS_AT_ONCE):
+            some = slice(start, start + ROWS_AT_ONCE)
+            rules = [item.rules for item in draws[some]]
+            part = Rows(self._known.of(asked[start].place, rules, vocab_size, device), draws[some], taken)
+            raw = _take_rows(logits, rows[some])
+            pieces.append(_process(raw, part, None if noise is None else noise[some], self.logprobs_mode))
+        token_ids = torch.cat([piece.best for piece in pieces])
+        if keys is not None:
+            blocks = torch.cat([piece.blocks for piece in pieces])
+            drawn = choose_tokens(torch.cat([piece.inside for piece in pieces]), blocks, keys)
+            token_ids = torch.where(torch.cat([piece.rows.settings.is_greedy for piece in pieces]), token_ids, drawn)
+        normalisers = torch.cat([piece.normaliser for piece in pieces])
+        logprobs = logits[torch.tensor(rows, device=device), token_ids] - normalisers
+        for (index, _, _), token_id, logprob in zip(asked, token_ids.tolist(), logprobs.tolist(), strict=True):
+            result.token_ids[index], result.logprobs[index] = token_id, logprob
+        for piece, start in zip(pieces, range(0, len(asked), ROWS_AT_ONCE), strict=True):
+            some = slice(start, start + ROWS_AT_ONCE)
+            piece.tell([item.place for item in asked[some]], token_ids[some], result)
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A few rows after controls and filters. What reports need of the whole vocabulary is kept only if one is due."""
+
+    rows: Rows
+    normaliser: Tensor  # (R,) log-sum-exp of the raw logits
+    best: Tensor  # (R,) the largest after the controls, where a row is greedy
+    blocks: Tensor  # (R,) the block that won the first level of the race
+    inside: Tensor  # (R, 256) its logits
+    raw: Tensor  # (R, vocabulary)
+    processed: Tensor | None  # (R, vocabulary)
+    mode: LogprobsMode
+    alive: Tensor | None  # (R,) whether anything is left to draw, where that could fail
+
+    def tell(self, indices: Sequence[int], token_ids: Tensor, result: StepResult) -> None:
+        """Writes faults, reports and expansions of its rows into the result."""
+        for row, fault in self.rows.faults.items():
+            result.faults[indices[row]] = fault
+        self._tell_faults(indices, self.normaliser.isfinite(), NOT_FINITE, result)
+        if self.alive is not None:
+            self._tell_faults(indices, self.alive, NOTHING_LEFT, result)
+        draws = self.rows.draws
+        if self.rows.settings.has_beams:
+            for row, expansions in self._expand():
+                result.expansions[indices[row]] = expansions
+        if self.rows.settings.has_reports:
+            reports = self._reports(slice(0, len(draws)), token_ids[:, None])
+            for row, item in enumerate(draws):
+                if item.rules.params.logprobs is not None and not item.rules.num_candidates:
+                    result.reports[indices[row]] = reports[row][0].first(item.rules.params.logprobs)
+
+    def _tell_faults(self, indices: Sequence[int], sound: Tensor, message: str, result: StepResult) -> None:
+        if bool(sound.all()):
+            return
+        for row in (~sound).nonzero()[:, 0].tolist():
+            result.faults.setdefault(indices[row], message)
+
+    def _reports(self, rows: slice, token_ids: Tensor) -> list[list[TokenReport]]:
+        """Of each row: its token_ids (R, m) beside as many of the likeliest as the keenest row asks for."""
+        count = max(item.rules.params.logprobs or 0 for item in self.rows.draws)
+        if self.processed is None or self.mode == "raw":
+            return report(self.raw[rows], token_ids, count, self.normaliser[rows])
+        return report(self.processed[rows], token_ids, count)
+
+    def _expand(self) -> Iterator[tuple[int, list[Expansion]]]:
+        """For each beam, its likeliest tokens by the processed distribution, with both logprobs."""
+        assert self.processed is not None, "beams keep what they are chosen from"
+        beams = [row for row, item in enumerate(self.rows.draws) if item.rules.num_candidates]
+        count = max(self.rows.draws[row].rules.num_candidates for row in beams)
+        top = self.processed.topk(min(count, self.processed.shape[1]), dim=-1)
+        weights = (top.values - self.processed.logsumexp(-1, keepdim=True)).tolist()
+        logprobs = (self.raw.gather(1, top.indices) - self.normaliser[:, None]).tolist()
+        token_ids = top.indices.tolist()
+        reports = self._reports(slice(0, len(weights)), top.indices) if self.rows.settings.has_reports else []
+        for row in beams:
+            rules = self.rows.draws[row].rules
+            own: Sequence[TokenReport | None] = [None] * len(token_ids[row])
+            if rules.params.logprobs is not None:
+                own = [item.first(rules.params.logprobs) for item in reports[row]]
+            made = zip(token_ids[row], logprobs[row], weights[row], own, strict=True)
+            yield row, [Expansion(*fields) for fields in islice(made, rules.num_candidates)]
+
+
+def _process(raw: Tensor, rows: Rows, noise: Tensor | None, mode: LogprobsMode) -> _Piece:
+    settings = rows.settings
+    scores = block_scores(raw)
+    normaliser = scores.logsumexp(-1)
+    controlled = raw
+    for control in CONTROLS:
+        controlled = control(controlled, rows)
+    filtered = controlled
+    if settings.has_random or settings.has_beams:
+        for keep in FILTERS:
+            filtered = keep(filtered, rows)
+    best = controlled.argmax(-1) if settings.has_greedy else torch.zeros_like(normaliser, dtype=torch.long)
+    alive = None
+    if controlled is not raw:
+        alive = controlled.amax(-1) > -torch.inf
+    blocks = torch.zeros_like(best)
+    inside = raw.new_empty(0)
     if noise is not None:
-        drawn = choose_tokens(torch.cat(inside), torch.cat(blocks), keys)
-        token_ids = torch.where(torch.tensor(greedy, device=device), token_ids, drawn)
-    normaliser = torch.cat(normalisers)
-    chosen = logits[torch.tensor(rows, device=device), token_ids]
-    return Drawn(token_ids, chosen - normaliser, normaliser.isfinite())
+        if filtered is not raw:
+            scores = block_scores(filtered)
+        blocks = (scores + noise).argmax(-1)
+        inside = take_blocks(filtered, blocks)
+    keeps = settings.has_beams or (mode == "processed" and settings.has_reports)
+    return _Piece(rows, normaliser, best, blocks, inside, raw, filtered if keeps else None, mode, alive)
 
 
-def _take_rows(logits: Tensor, rows: Sequence[int]) -> Tensor:
+def _waves(asked: list[Asked]) -> list[list[Asked]]:
+    """Which draws go at once: all, but a diverse sibling goes after those before it."""
+    if not any(item.draw.rules.diversity_penalty for item in asked):
+        return [asked]
+    waves: list[list[Asked]] = [[]]
+    depths: dict[str, int] = {}
+    for item in sorted(asked, key=lambda item: item.draw.child):
+        depth = 0
+        if item.draw.rules.diversity_penalty:
+            depth = depths.get(item.draw.request_id, 0)
+            depths[item.draw.request_id] = depth + 1
+        if depth == len(waves):
+            waves.append([])
+        waves[depth].append(item)
+    return [sorted(wave, key=lambda item: item.place) for wave in waves]
+
+
+def _take_rows(logits: Tensor, rows: list[int]) -> Tensor:
     """A view where the rows follow each other or are one and the same, else a copy."""
     first = rows[0]
     if rows == list(range(first, first + len(rows))):
@@ -102,37 +332,6 @@ def _take_rows(logits: Tensor, rows: Sequence[int]) -> Tensor:
     return logits[torch.tensor(rows, device=logits.device)]
 
 
-def _ban_early_ends(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    banned = [
-        (row, token_id)
-        for row, item in enumerate(draws)
-        if item.position < item.params.min_tokens
-        for token_id in item.end_token_ids
-    ]
-    if not banned:
-        return logits
-    rows, token_ids = torch.tensor(banned, device=logits.device).unbind(1)
-    return processors.ban(logits, rows, token_ids)
-
-
-def _filtered(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Temperature and filters; a filter touches only the rows that ask for it."""
-    vocab_size = logits.shape[1]
-    temperatures = [item.params.temperature or 1.0 for item in draws]
-    if any(value != 1.0 for value in temperatures):
-        logits = processors.temperature(logits, torch.tensor(temperatures, device=logits.device))
-    counts = [min(item.params.top_k, vocab_size) if item.params.top_k > 0 else vocab_size for item in draws]
-    logits = _on_rows(processors.top_k, logits, counts, vocab_size)
-    logits = _on_rows(processors.top_p, logits, [item.params.top_p for item in draws], 1.0)
-    return _on_rows(processors.min_p, logits, [item.params.min_p for item in draws], 0.0)
-
-
-def _on_rows(rule: Filter, logits: Tensor, values: Sequence[float], neutral: float) -> Tensor:
-    rows = [row for row, value in enumerate(values) if value != neutral]
-    if not rows:
-        return logits
-    chosen = torch.tensor([values[row] for row in rows], device=logits.device)
-    if len(rows) == len(values):
-        return rule(logits, chosen)
-    index = torch.tensor(rows, device=logits.device)
-    return logits.index_copy(0, index, rule(logits[index], chosen))
+def _columns(pairs: Sequence[tuple[int, int]], logits: Tensor) -> tuple[Tensor, Tensor]:
+    rows, token_ids = torch.tensor(pairs, device=logits.device).unbind(1)
+    return rows, token_ids

@@ -1,63 +1,33 @@
-"""A group: a request as the engine keeps it, with its children, their texts and their ends.
-
-`advance(candidates) -> continuations` is the one signature of all strategies: a pure function of what was drawn. A
-parent named by several continuations is forked; a sequence that none names goes no further.
-"""
+"""A group: a request as the engine keeps it, with its strategy, its children and what is due to the caller."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from ramify.metrics import IterationStats
-from ramify.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from ramify.outputs import CompletionOutput, FinishReason, LogprobRow, RequestMetrics, RequestOutput
+from ramify.plan import Rules, TokenReport
 from ramify.request import Request
-from ramify.sampling_params import OutputKind
+from ramify.sampling_params import OutputKind, SamplingStrategy
+from ramify.search.advance import Candidate, Continuation, Independent, Strategy
+from ramify.search.beam import BeamSearch, num_candidates
+from ramify.search.child import Child, Ends
 from ramify.search.ranking import rank
+from ramify.search.reports import Decode, logprob_row
 from ramify.sequence import Sequence, SequenceStatus
 from ramify.text.stream import TextStream
 
 
-class Candidate(NamedTuple):
-    """A token drawn for a child, after the last token of its parent sequence."""
-
-    parent: str
-    child: int
-    token_id: int
-    logprob: float
-
-
-# What a strategy makes of candidates: child `child` goes on from sequence `parent` with this token.
-Continuation = Candidate
-
-
-def advance_independent(candidates: Items[Candidate]) -> list[Continuation]:
-    """Parallel sampling and best-of-n: every child keeps what it drew."""
-    return list(candidates)
-
-
-@dataclass(slots=True)
-class Child:
-    """One continuation of the prompt, and how much of it has been handed out."""
-
-    sequence: Sequence
-    text: TextStream
-    finish_reason: FinishReason | None = None
-    num_end_tokens: int = 0  # 1 where the last token is the end itself, and no content
-    last_token_time: float | None = None
-    sent_characters: int = 0
-    sent_tokens: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What an advance did: (parent, fork) pairs whose blocks are shared, who ended, times since the token before."""
+    """What an advance did: (parent, fork) pairs that share blocks now, who needs none any more, and for every token the
+    time since the one before it (None for a first)."""
 
     forks: list[tuple[Sequence, Sequence]] = field(default_factory=list)
-    ended: list[Sequence] = field(default_factory=list)
-    latencies: list[float] = field(default_factory=list)
+    left: list[Sequence] = field(default_factory=list)
+    latencies: list[float | None] = field(default_factory=list)
 
 
 class Group:
@@ -69,114 +39,133 @@ class Group:
         longest_output: int,
         eos_token_ids: frozenset[int],
         make_text: Callable[[], TextStream],
+        bad_words: tuple[tuple[int, ...], ...] = (),
+        decode: Decode | None = None,
     ) -> None:
         self.request = request
-        self.params = request.sampling_params
+        self.params = params = request.sampling_params
         self.seed = seed
-        self.longest_output = longest_output
-        self.stop_token_ids = frozenset(self.params.stop_token_ids or ())
-        self.end_token_ids = self.stop_token_ids | (frozenset() if self.params.ignore_eos else eos_token_ids)
+        stop_token_ids = frozenset(params.stop_token_ids or ())
+        self.ends = Ends(
+            end_token_ids=stop_token_ids | (frozenset() if params.ignore_eos else eos_token_ids),
+            stop_token_ids=stop_token_ids,
+            min_tokens=params.min_tokens,
+            longest_output=longest_output,
+            include_stop=params.include_stop_str_in_output,
+        )
+        self.is_beam_search = params.resolved_strategy is SamplingStrategy.BEAM_SEARCH
+        self.rules = Rules(
+            params=params,
+            end_token_ids=self.ends.end_token_ids,
+            bad_words=bad_words,
+            prompts=tuple(track.prompt_token_ids for track in request.root.tracks),
+            num_candidates=num_candidates(
+                beam_width=params.resolved_beam_width,
+                num_end_tokens=len(self.ends.end_token_ids),
+            )
+            if self.is_beam_search
+            else 0,
+        )
+        self.strategy: Strategy = self._make_strategy()
         self.error: str | None = None
         self.metrics = RequestMetrics(request.arrival_time)
         self.num_cached_tokens = 0
-        self._children = {request.root.seq_id: Child(request.root, make_text())}
+        self.finished = False
+        self.prompt_reports: list[TokenReport] = []
+        self._decode = decode
+        self._children = {0: Child(request.root, make_text())}
 
-    @property
-    def finished(self) -> bool:
-        return all(child.finish_reason is not None for child in self._children.values())
+    def _make_strategy(self) -> Strategy:
+        if not self.is_beam_search:
+            return Independent()
+        return BeamSearch(
+            beam_width=self.params.resolved_beam_width,
+            longest_output=self.ends.longest_output,
+            end_token_ids=self.ends.end_token_ids,
+            length_penalty=self.params.length_penalty,
+            early_stopping=self.params.early_stopping,
+            num_groups=self.params.num_beam_groups,
+            diversity_penalty=self.params.diversity_penalty,
+        )
 
     def children_of(self, sequence: Sequence) -> range:
         """Which children draw from this sequence's next position: before its first token, all of them."""
-        if sequence is self.request.root and not sequence.output_token_ids:
+        if sequence.child == 0 and not sequence.output_token_ids and not self.is_beam_search:
             return range(self.params.num_samples)
         return range(sequence.child, sequence.child + 1)
 
     # -- growing ---------------------------------------------------------------------------------------------
 
     def advance(self, candidates: Items[Candidate], now: float = 0.0) -> Changes:
+        decisions = self.strategy.advance(candidates)
         changes = Changes()
-        adopted: set[str] = set()
-        grown: list[tuple[Child, Continuation]] = []
+        parents = [self._children[number] for number in dict.fromkeys(item.parent for item in candidates)]
         # Fork before anything is appended: a fork must not see its sibling's token.
-        for item in advance_independent(candidates):
-            parent = self._children[item.parent]
-            if item.parent in adopted:
-                child = self._fork(parent, item.child)
-                changes.forks.append((parent.sequence, child.sequence))
-            else:
-                adopted.add(item.parent)
-                child = parent
-            grown.append((child, item))
+        grown = [(self._child(item), item) for item in (*decisions.continued, *decisions.ended)]
+        holding = {id(child) for child, _ in grown[: len(decisions.continued)]}
         for child, item in grown:
-            if child.last_token_time is not None:
-                changes.latencies.append(now - child.last_token_time)
+            changes.latencies.append(None if child.last_token_time is None else now - child.last_token_time)
             child.last_token_time = now
-            child.sequence.add_token_id(item.token_id, item.logprob)
-            if self._check_end(child, item.token_id):
-                changes.ended.append(child.sequence)
+            if child.append(item, self.ends):
+                holding.discard(id(child))
+            elif item.child != item.parent:
+                changes.forks.append((self._children[item.parent].sequence, child.sequence))
+        changes.left.extend(parent.sequence for parent in parents if id(parent) not in holding)
+        self._forget_losers()
+        self.finished = decisions.over or all(child.finish_reason is not None for child in self._children.values())
         return changes
+
+    def finish_unread(self) -> None:
+        """Nothing is to be drawn (max_tokens 0): the prompt alone was asked about."""
+        root = self._children[0]
+        root.sequence.move(SequenceStatus.FINISHED_LENGTH_CAPPED)
+        root.finish_reason = FinishReason.LENGTH
+        self.finished = True
 
     def stop_all(self, reason: FinishReason, error: str | None = None) -> list[Sequence]:
         """Ends every child that still runs or waits; returns their sequences."""
         self.error = error
-        stopped = []
-        for child in self._children.values():
-            if child.finish_reason is None:
-                child.text.end(may_stop=False)
-                child.finish_reason = reason
-                child.sequence.move(SequenceStatus.FINISHED_ABORTED)
-                stopped.append(child.sequence)
-        return stopped
+        stopped = [child for child in self._children.values() if child.finish_reason is None]
+        for child in stopped:
+            child.stop(reason)
+        self.finished = True
+        return [child.sequence for child in stopped]
 
-    def _fork(self, parent: Child, index: int) -> Child:
-        sequence = self.request.fork_sequence(f"{self.request.request_id}-{index}", parent.sequence.seq_id)
-        sequence.child = index
-        self._children[sequence.seq_id] = child = Child(sequence, parent.text.fork())
+    def _child(self, item: Continuation) -> Child:
+        parent = self._children[item.parent]
+        if item.child == item.parent:
+            return parent
+        sequence = self.request.fork_sequence(f"{self.request.request_id}-{item.child}", parent.sequence.seq_id)
+        sequence.child = item.child
+        self._children[item.child] = child = parent.fork(sequence)
         return child
 
-    def _check_end(self, child: Child, token_id: int) -> bool:
-        sequence = child.sequence
-        may_stop = len(sequence.output_token_ids) >= self.params.min_tokens
-        if token_id in self.end_token_ids:
-            if self.params.include_stop_str_in_output:
-                child.text.push(token_id, may_stop=False)
-            sequence.stop_reason = token_id if token_id in self.stop_token_ids else None
-            child.num_end_tokens = 1
-            return self._end(child, SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
-        if child.text.push(token_id, may_stop=may_stop):
-            return self._end(child, SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
-        if len(sequence.output_token_ids) >= self.longest_output:
-            if child.text.end(may_stop=may_stop):
-                return self._end(child, SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
-            return self._end(child, SequenceStatus.FINISHED_LENGTH_CAPPED, FinishReason.LENGTH)
-        return False
-
-    def _end(self, child: Child, status: SequenceStatus, reason: FinishReason) -> bool:
-        child.text.end(may_stop=False)
-        if child.text.stopped_by is not None:
-            child.sequence.stop_reason = child.text.stopped_by
-        child.finish_reason = reason
-        child.sequence.move(status)
-        return True
+    def _forget_losers(self) -> None:
+        """Where the strategy ranks, what it does not name any more goes: beams that nothing continued, or outdone."""
+        ranking = self.strategy.ranking()
+        if ranking is None:
+            return
+        kept = {child for child, _ in ranking}
+        for number in [number for number in self._children if number not in kept]:
+            sequence = self._children.pop(number).sequence
+            if not sequence.is_finished():
+                sequence.move(SequenceStatus.FINISHED_IGNORED)
+            self.request.sequences.pop(sequence.seq_id, None)
 
     # -- showing ---------------------------------------------------------------------------------------------
 
     def output(self) -> RequestOutput | None:
         """What is due to the caller now: always at the end, on the way only if the output kind asks for it."""
         kind = self.params.output_kind
-        finished = self.finished
-        if kind is OutputKind.FINAL_ONLY and not finished:
+        if kind is OutputKind.FINAL_ONLY and not self.finished:
             return None
-        if self.params.num_samples > self.params.n:
-            outputs = self._ranked(finished)
-        else:
-            outputs = [self._completion(child, delta=kind is OutputKind.DELTA) for child in self._in_order()]
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self.request.prompt,
             prompt_token_ids=tuple(self.request.prompt_token_ids),
-            outputs=tuple(outputs),
-            finished=finished,
+            prompt_logprobs=self._prompt_logprobs(),
+            outputs=tuple(self._outputs(delta=kind is OutputKind.DELTA)),
+            finished=self.finished,
             num_cached_tokens=self.num_cached_tokens,
             metrics=self.metrics,
             error=self.error,
@@ -195,37 +184,41 @@ class Group:
         )
         stats.observe_parallel_sampling(self.params, max(lengths))
 
-    def _in_order(self) -> list[Child]:
-        return sorted(self._children.values(), key=lambda child: child.sequence.child)
+    def _outputs(self, *, delta: bool) -> list[CompletionOutput]:
+        ranking = self.strategy.ranking()
+        if ranking is not None:
+            best = ranking[: self.params.n]
+            return [
+                replace(self._completion(self._children[number]), index=place, score=score)
+                for place, (number, score) in enumerate(best)
+            ]
+        if self.params.num_samples > self.params.n:
+            return self._best_of()
+        in_order = [self._children[number] for number in sorted(self._children)]
+        return [self._completion(child, delta=delta) for child in in_order]
 
-    def _ranked(self, finished: bool) -> list[CompletionOutput]:
-        children = self._in_order()
-        empty = [len(child.sequence.output_token_ids) == child.num_end_tokens for child in children]
+    def _best_of(self) -> list[CompletionOutput]:
+        children = [self._children[number] for number in sorted(self._children)]
+        completions = [(self._completion(child), child.is_empty) for child in children]
         try:
-            ranked = rank(zip(map(self._completion, children), empty, strict=True), self.params.score)
+            ranked = rank(completions, self.params.score)
         except Exception as error:  # a caller's own function may raise anything: it ends this request alone
             self.error = f"the score function failed: {type(error).__name__}: {error}"
-            failed = [replace(self._completion(child), finish_reason=FinishReason.ERROR) for child in children]
+            failed = [replace(output, finish_reason=FinishReason.ERROR) for output, _ in completions]
             return failed[: self.params.n]
-        if finished:
+        if self.finished:
             for loser in ranked[self.params.n :]:
-                sequence = children[loser.index].sequence
+                sequence = self._children[loser.index].sequence
                 if sequence.status is not SequenceStatus.FINISHED_ABORTED:
                     sequence.move(SequenceStatus.FINISHED_IGNORED)
         return [replace(output, index=place) for place, output in enumerate(ranked[: self.params.n])]
 
     def _completion(self, child: Child, *, delta: bool = False) -> CompletionOutput:
-        text = child.text.visible
-        token_ids = child.sequence.output_token_ids
-        if delta:
-            shown, child.sent_characters = child.sent_characters, len(text)
-            given, child.sent_tokens = child.sent_tokens, len(token_ids)
-            text, token_ids = text[shown:], token_ids[given:]
-        return CompletionOutput(
-            index=child.sequence.child,
-            text=text,
-            token_ids=tuple(token_ids),
-            cumulative_logprob=child.sequence.cumulative_logprob,
-            finish_reason=child.finish_reason,
-            stop_reason=child.sequence.stop_reason,
-        )
+        return child.completion(self._decode, with_logprobs=self.params.logprobs is not None, delta=delta)
+
+    def _prompt_logprobs(self) -> list[LogprobRow | None] | None:
+        if self.params.prompt_logprobs is None:
+            return None
+        targets = self.request.prompt_token_ids[1:]
+        rows = [logprob_row(*item, self._decode) for item in zip(targets, self.prompt_reports, strict=False)]
+        return [None, *rows]

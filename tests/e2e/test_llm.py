@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ramify import LLM, FinishReason, InvalidInputError, SamplingParams, UnsupportedError
+from ramify import LLM, FinishReason, InvalidInputError, SamplingParams
 from ramify.outputs import RequestOutput
 from tests.conftest import CheckpointMaker, rewrite_config
 
@@ -245,13 +245,9 @@ def test_all_eos_ids_of_config_and_generation_config_end(make_checkpoint: Checkp
 # -- what is not there -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "params",
-    [{"logit_bias": {1: 2.0}}, {"repetition_penalty": 1.2}, {"strategy": "diverse"}, {"strategy": "beam_search"}],
-)
-def test_what_this_version_cannot_do_is_refused_by_name(tiny: LLM, params: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedError, match=next(iter(params))):
-        _generate(tiny, [[1]], **params)
+def test_bad_words_need_a_tokenizer(tiny: LLM) -> None:
+    with pytest.raises(InvalidInputError, match="bad_words"):
+        _generate(tiny, [[1]], bad_words=["no"])
 
 
 def test_a_model_without_a_chat_template_says_so(tiny: LLM) -> None:

@@ -97,7 +97,8 @@ def _logits(folder: Path, prompt: list[int]) -> torch.Tensor:
     decoder = ModelLoader(ModelConfig(model=str(folder))).load_model("cpu")
     pool = KVPool(decoder.arch, 16, 16, decoder.dtype, decoder.device)
     runner = Runner(decoder, pool, TorchAttention(decoder.device))
-    return runner.run(Plan((Chunk(0, prompt, 0, tuple(range(16))),), ()), [0])[0]
+    hidden = runner.forward(Plan((Chunk(0, prompt, 0, tuple(range(16))),), ()))
+    return runner.logits(hidden, [len(prompt) - 1])[0]
 
 
 def test_transformers_generate_itself_agrees(make_checkpoint: CheckpointMaker) -> None:

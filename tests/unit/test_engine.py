@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ramify import InvalidInputError, Request, SamplingParams
 from ramify.core import EngineCore
 from ramify.outputs import FinishReason, RequestOutput
+from ramify.sampling.pipeline import NOT_FINITE
 from tests.fake import FakeDevice, fake_engine
 
 Tokens = list[tuple[int, ...]]
@@ -40,9 +41,9 @@ def check(engine: EngineCore) -> None:
     assert isinstance(device, FakeDevice)
     for manager in scheduler.managers:
         manager.check()
-    assert len(scheduler.running) <= scheduler.max_num_seqs
-    assert scheduler.running == sorted(scheduler.running, key=lambda sequence: sequence.order)
-    assert scheduler.waiting == sorted(scheduler.waiting, key=lambda sequence: sequence.order)
+    assert scheduler.num_running <= scheduler.max_num_seqs
+    assert scheduler.running == sorted(scheduler.running, key=lambda gang: gang.order)
+    assert scheduler.waiting == sorted(scheduler.waiting, key=lambda gang: gang.order)
     if device.plans:
         plan = device.plans.pop()
         assert plan.num_tokens <= scheduler.max_num_batched_tokens
@@ -255,7 +256,7 @@ def test_a_fault_in_one_row_ends_that_request_alone() -> None:
     for name, first in (("good", 1), ("bad", 66), ("also good", 2)):
         engine.add_request(Request(name, None, [first, 5], SamplingParams(n=2, max_tokens=6, seed=1, ignore_eos=True)))
     outputs = run_all(engine)
-    assert outputs["bad"].error == "not finite"
+    assert outputs["bad"].error == NOT_FINITE
     assert {item.finish_reason for item in outputs["bad"].outputs} == {FinishReason.ERROR}
     assert tokens_of(outputs["good"]) == alone([1, 5], SamplingParams(n=2, max_tokens=6, seed=1, ignore_eos=True))
     assert engine.stats()["blocks_in_use"] == 0

@@ -9,11 +9,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.sampling import processors
+from ramify.sampling import filters, processors
+from ramify.sampling.filters import Filters
 
 rows = st.lists(
     st.one_of(st.integers(-4, 4).map(float), st.floats(-60, 60, width=32), st.just(-math.inf)), min_size=1, max_size=40
 ).filter(lambda row: max(row) > -math.inf)
+
+
+def _apply(
+    logits: torch.Tensor, *, top_k: int | None = None, top_p: float | None = None, min_p: float | None = None
+) -> torch.Tensor:
+    chosen = Filters(
+        None if top_k is None else torch.tensor([min(top_k, logits.shape[1])]),
+        None if top_p is None else torch.tensor([top_p]),
+        None if min_p is None else torch.tensor([min_p]),
+    )
+    return filters.apply(logits, chosen)
 
 
 def _kept(logits: torch.Tensor) -> set[int]:
@@ -30,7 +42,7 @@ def _probabilities(row: list[float]) -> list[float]:
 def test_top_k_keeps_the_k_largest_and_their_ties(row: list[float], k: int) -> None:
     border = sorted(row, reverse=True)[min(k, len(row)) - 1]
     expected = {index for index, value in enumerate(row) if value >= border and value > -math.inf}
-    assert _kept(processors.top_k(torch.tensor([row]), torch.tensor([k]))) == expected
+    assert _kept(_apply(torch.tensor([row]), top_k=k)) == expected
 
 
 @given(row=rows, p=st.floats(0.01, 1.0))
@@ -48,19 +60,19 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p(row: list[float], p: float)
             border = row[index]
             break
     expected = {index for index, value in enumerate(row) if value >= border and value > -math.inf}
-    assert _kept(processors.top_p(torch.tensor([row]), torch.tensor([p]))) == expected
+    assert _kept(_apply(torch.tensor([row]), top_p=p)) == expected
 
 
 def test_top_p_keeps_the_crossing_token() -> None:
     """The seeds' formula drops it: 0.4 + 0.3 + 0.15 = 0.85 does not reach 0.9, so 0.1 must stay."""
     logits = torch.tensor([[0.4, 0.3, 0.15, 0.1, 0.05]]).log()
-    assert _kept(processors.top_p(logits, torch.tensor([0.9]))) == {0, 1, 2, 3}
+    assert _kept(_apply(logits, top_p=0.9)) == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("p", [1e-9, 0.1, 1.0])
 def test_top_p_is_never_empty(p: float) -> None:
-    assert _kept(processors.top_p(torch.zeros(1, 9), torch.tensor([p]))) == set(range(9))  # ties all stay
-    assert 0 in _kept(processors.top_p(torch.tensor([[5.0, 1.0]]), torch.tensor([p])))
+    assert _kept(_apply(torch.zeros(1, 9), top_p=p)) == set(range(9))  # ties all stay
+    assert 0 in _kept(_apply(torch.tensor([[5.0, 1.0]]), top_p=p))
 
 
 @given(row=rows, share=st.floats(1e-6, 1.0))
@@ -69,7 +81,7 @@ def test_min_p_keeps_what_is_likely_enough(row: list[float], share: float) -> No
     if any(abs(value - floor) < 1e-4 for value in row):
         return
     expected = {index for index, value in enumerate(row) if value >= floor}
-    assert _kept(processors.min_p(torch.tensor([row]), torch.tensor([share]))) == expected
+    assert _kept(_apply(torch.tensor([row]), min_p=share)) == expected
 
 
 @given(row=rows, temperature=st.floats(1e-12, 1e6))

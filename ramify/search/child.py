@@ -1,0 +1,100 @@
+"""A child: one continuation of the prompt, its text, its end, and how much of it has been handed out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ramify.outputs import CompletionOutput, FinishReason
+from ramify.plan import TokenReport
+from ramify.search.advance import Continuation
+from ramify.search.reports import Decode, LogprobRows
+from ramify.sequence import Sequence, SequenceStatus
+from ramify.text.stream import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What ends a child of a request."""
+
+    end_token_ids: frozenset[int]
+    stop_token_ids: frozenset[int]  # those of the end tokens that the caller named
+    min_tokens: int
+    longest_output: int
+    include_stop: bool
+
+
+@dataclass(slots=True)
+class Child:
+    sequence: Sequence
+    text: TextStream
+    finish_reason: FinishReason | None = None
+    reports: list[TokenReport] = field(default_factory=list)
+    last_token_time: float | None = None
+    ended_by_token: bool = False  # the last token is the end itself, and no content
+    sent_characters: int = 0
+    sent_tokens: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """No token before the one that ended it."""
+        return len(self.sequence.output_token_ids) == self.ended_by_token
+
+    def fork(self, sequence: Sequence) -> Child:
+        return Child(sequence, self.text.fork(), reports=list(self.reports), last_token_time=self.last_token_time)
+
+    def append(self, item: Continuation, ends: Ends) -> bool:
+        """Takes a token; returns whether that was the last."""
+        self.sequence.add_token_id(item.token_id, item.logprob)
+        if item.report is not None:
+            self.reports.append(item.report)
+        return self._check_end(item.token_id, ends)
+
+    def stop(self, reason: FinishReason) -> None:
+        """Ends it from outside."""
+        self.text.end(may_stop=False)
+        self.finish_reason = reason
+        self.sequence.move(SequenceStatus.FINISHED_ABORTED)
+
+    def completion(self, decode: Decode | None, *, with_logprobs: bool, delta: bool = False) -> CompletionOutput:
+        """What there is of it; with `delta`, what there is since the last time."""
+        text = self.text.visible
+        token_ids = self.sequence.output_token_ids
+        reports = self.reports
+        if delta:
+            shown, self.sent_characters = self.sent_characters, len(text)
+            given, self.sent_tokens = self.sent_tokens, len(token_ids)
+            text, token_ids, reports = text[shown:], token_ids[given:], reports[given:]
+        return CompletionOutput(
+            index=self.sequence.child,
+            text=text,
+            token_ids=tuple(token_ids),
+            cumulative_logprob=self.sequence.cumulative_logprob,
+            logprobs=LogprobRows(token_ids, reports, decode) if with_logprobs else None,
+            finish_reason=self.finish_reason,
+            stop_reason=self.sequence.stop_reason,
+        )
+
+    def _check_end(self, token_id: int, ends: Ends) -> bool:
+        length = len(self.sequence.output_token_ids)
+        may_stop = length >= ends.min_tokens
+        if token_id in ends.end_token_ids:
+            if ends.include_stop:
+                self.text.push(token_id, may_stop=False)
+            self.sequence.stop_reason = token_id if token_id in ends.stop_token_ids else None
+            self.ended_by_token = True
+            return self._end(SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
+        if self.text.push(token_id, may_stop=may_stop):
+            return self._end(SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
+        if length >= ends.longest_output:
+            if self.text.end(may_stop=may_stop):
+                return self._end(SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
+            return self._end(SequenceStatus.FINISHED_LENGTH_CAPPED, FinishReason.LENGTH)
+        return False
+
+    def _end(self, status: SequenceStatus, reason: FinishReason) -> bool:
+        self.text.end(may_stop=False)
+        if self.text.stopped_by is not None:
+            self.sequence.stop_reason = self.text.stopped_by
+        self.finish_reason = reason
+        self.sequence.move(status)
+        return True
