@@ -183,6 +183,8 @@ class Scheduler:
             if gang in shares and gang.status is SequenceStatus.RUNNING:
                 self._grow(gang, shares[gang], step)
         self._admit(step)
+        # Who went to host memory in this step may have been made to forget that too, and its place given to another.
+        step.swaps_out = list({(copy.model, copy.target): copy for copy in step.swaps_out}.values())
         step.shared = self._find_sharing(step)
         return step
 

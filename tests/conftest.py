@@ -13,6 +13,10 @@ from hypothesis import HealthCheck, settings
 
 from ramify.models import embedded
 
+# Before torch is there: tests compute little at a time, and threads that wait for each other on a busy machine cost
+# more than they bring.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A shared machine may be slow at any moment: no example fails for its time. In CI the same examples run every time.
 settings.register_profile(
     "ramify", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
