@@ -23,7 +23,7 @@ from ramify.models.loader import ModelLoader
 from ramify.outputs import RequestOutput
 from ramify.request import Request
 from ramify.runner import Runner
-from ramify.sampling_params import SamplingParams
+from ramify.sampling_params import SamplingParams, SamplingStrategy
 from ramify.scheduler import Scheduler
 from ramify.step import DeviceStep
 from ramify.text.chat_template import ChatTemplate
@@ -150,6 +150,26 @@ class LLM:
             for text, each in zip(prompts, params, strict=True)
         ]
         return self._run(requests, use_tqdm=use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        beam_width: int = 4,
+        n: int | None = None,
+        max_tokens: int | None = 16,
+        use_tqdm: bool = True,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """The n (default: all) likeliest continuations a beam search finds; other options are SamplingParams fields."""
+        params = SamplingParams(
+            strategy=SamplingStrategy.BEAM_SEARCH,
+            beam_width=beam_width,
+            n=beam_width if n is None else n,
+            max_tokens=max_tokens,
+            **options,
+        )
+        return self.generate(prompts, params, use_tqdm=use_tqdm)
 
     def render_chat(
         self,

@@ -374,6 +374,52 @@ def test_preemption_happens_and_changes_nothing(mode: Any) -> None:
         assert tokens_of(outputs[str(number)]) == alone(prompt, params)
 
 
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_beams_give_way_whole_and_come_back_whole(mode: Any) -> None:
+    """A search that started later loses its blocks to one before it: all beams of it, and no block is moved twice."""
+    params = SamplingParams(strategy="beam_search", n=3, beam_width=3, max_tokens=12, ignore_eos=True)
+    engine = fake_engine(
+        num_blocks=24, block_size=2, preemption_mode=mode, num_host_blocks=40, enable_prefix_caching=False
+    )
+    prompts = [[1, 2, 3], [4, 5], [6], [7, 8, 9]]
+    for number, prompt in enumerate(prompts):
+        engine.add_request(Request(str(number), None, prompt, params))
+    assert isinstance(engine.device, FakeDevice)
+    outputs = {}
+    swapped = []
+    while engine.has_unfinished():
+        for output in engine.step():
+            outputs[output.request_id] = output
+        plan = engine.device.plans[-1]
+        swapped += [copy.source for copy in plan.swaps_out]
+        by_request = {draw.request_id for draw in plan.draws}
+        for request_id in by_request:
+            beams = [draw for draw in plan.draws if draw.request_id == request_id]
+            assert len({draw.position for draw in beams}) == 1
+            assert len(beams) == 3 or beams[0].position == 0
+        check(engine)
+    assert engine.stats()["preemptions"] > 0
+    assert bool(swapped) == (mode == "swap")
+    for number, prompt in enumerate(prompts):
+        assert tokens_of(outputs[str(number)]) == alone(prompt, params)
+
+
+def test_what_beams_have_in_common_is_recomputed_once() -> None:
+    """After a preemption the prompt is computed by one of them, even without a prefix cache."""
+    beams = SamplingParams(strategy="beam_search", n=4, beam_width=4, max_tokens=8, ignore_eos=True)
+    engine = fake_engine(num_blocks=22, block_size=4, enable_prefix_caching=False, max_model_len=64)
+    prompt = list(range(1, 33))
+    engine.add_request(Request("long", None, [9] * 8, SamplingParams(max_tokens=48, ignore_eos=True, seed=1)))
+    for _ in range(30):
+        engine.step()
+    engine.add_request(Request("beams", None, prompt, beams))
+    outputs = run_all(engine)
+    assert engine.stats()["preemptions"] == 1
+    assert tokens_of(outputs["beams"]) == alone(prompt, beams)
+    # The other prompt, this one, and this one once more; four beams each computing it would be 32 * 4.
+    assert engine.stats()["prompt_tokens_computed"] == 8 + 32 + 32
+
+
 def random_params(numbers: random.Random, seed: int) -> SamplingParams:
     n, max_tokens = numbers.choice([1, 1, 2, 7]), numbers.randint(1, 10)
     strategy = numbers.choice(["parallel", "parallel", "parallel", "beam_search", "diverse"])
