@@ -12,6 +12,7 @@ from ramify.plan import Draw, Rules
 from ramify.sampling.filters import Filters
 
 Pairs = tuple[Tensor, Tensor]  # rows and token ids, of one length
+LARGEST = 1e30  # what callers may ask for beyond it, or beyond its inverse, would be infinite or 0 in float32
 
 
 class Settings:
@@ -37,9 +38,9 @@ class Settings:
             return torch.tensor(values, dtype=dtype, device=device)
 
         self.temperatures = column(
-            [item.temperature if rolls else 1.0 for item, rolls in zip(params, random, strict=True)], 1.0
+            [min(item.temperature, LARGEST) if rolls else 1.0 for item, rolls in zip(params, random, strict=True)], 1.0
         )
-        self.repetition = column([item.repetition_penalty for item in params], 1.0)
+        self.repetition = column([min(max(item.repetition_penalty, 1 / LARGEST), LARGEST) for item in params], 1.0)
         self.frequency = self.presence = None
         if any(item.frequency_penalty or item.presence_penalty for item in params):
             self.frequency = torch.tensor([item.frequency_penalty for item in params], device=device)
@@ -51,7 +52,8 @@ class Settings:
         places = _pairs([item[:2] for item in biases], device)
         self.bias = None
         if places is not None:
-            self.bias = (*places, torch.tensor([item[2] for item in biases], dtype=torch.float32, device=device))
+            amounts = [min(max(item[2], -LARGEST), LARGEST) for item in biases]
+            self.bias = (*places, torch.tensor(amounts, dtype=torch.float32, device=device))
 
         counts = [min(item.top_k, vocab_size) if item.top_k > 0 else vocab_size for item in params]
         narrows = [
