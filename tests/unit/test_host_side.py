@@ -26,6 +26,8 @@ HOST_MODULES = (
     "ramify.sampling_params",
     "ramify.scheduler",
     "ramify.search.group",
+    "ramify.search.managers",
+    "ramify.search.manual",
     "ramify.search.ranking",
     "ramify.sequence",
     "ramify.validation",
