@@ -5,7 +5,7 @@ What is made for every row of every step is a NamedTuple: as frozen as a datacla
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -26,6 +26,7 @@ class Chunk(NamedTuple):
     token_ids: Sequence[int]
     start: int
     block_table: tuple[int, ...]
+    key: str = ""  # the track's name
 
     @property
     def end(self) -> int:
@@ -145,3 +146,6 @@ class StepResult:
     reports: dict[int, TokenReport] = field(default_factory=dict)  # of draws that asked for logprobs
     expansions: dict[int, list[Expansion]] = field(default_factory=dict)  # of draws that asked for candidates
     prompts: list[list[TokenReport]] = field(default_factory=list)  # one list per prompt report of the plan
+
+
+Ticket = Callable[[], StepResult]  # waits for the result of a launched plan

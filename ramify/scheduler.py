@@ -46,6 +46,7 @@ class Schedule:
     swaps_in: list[BlockCopy] = field(default_factory=list)
     shared: list[SharedPrefix] = field(default_factory=list)
     num_preempted: int = 0
+    is_short: bool = False  # some found no room, and nobody could be made to give way
     num_cached_tokens: dict[str, int] = field(default_factory=dict)  # by request, for prompts that found a prefix
 
 
@@ -176,13 +177,19 @@ class Scheduler:
 
     # -- one step --------------------------------------------------------------------------------------------
 
-    def schedule(self) -> Schedule:
+    def schedule(self, *, may_preempt: bool = True) -> Schedule:
+        """Decides a step. While another is under way nobody can be made to give way: it may be about to fork or end."""
         step = Schedule(self.max_num_batched_tokens)
         shares = self._share_budget(step)
         for gang in list(self.running):
-            if gang in shares and gang.status is SequenceStatus.RUNNING:
-                self._grow(gang, shares[gang], step)
-        self._admit(step)
+            if gang not in shares or gang.status is not SequenceStatus.RUNNING:
+                continue
+            if not may_preempt and not self._has_room(gang, shares[gang]):
+                step.is_short = True  # those after it must not take what it lacks
+                break
+            self._grow(gang, shares[gang], step)
+        if not step.is_short:
+            self._admit(step)
         # Who went to host memory in this step may have been made to forget that too, and its place given to another.
         step.swaps_out = list({(copy.model, copy.target): copy for copy in step.swaps_out}.values())
         step.shared = self._find_sharing(step)
@@ -260,12 +267,13 @@ class Scheduler:
         copies = manager.extend(track.key, start, end)
         step.copies += [BlockCopy(track.model, source, target) for source, target in copies]
         tokens = sequence.tokens_between(track, start, end)
-        step.chunks.append(Chunk(track.model, tokens, start, manager.table(track.key)))
+        step.chunks.append(Chunk(track.model, tokens, start, manager.table(track.key), track.key))
         step.tracks.append(track)
         # True once this step has run, and nothing runs before it: later tracks of this very step may share.
         track.num_computed = end
-        if end // manager.block_size > start // manager.block_size:
-            manager.publish(track.key, end, partial(sequence.tokens_between, track))
+        known = end - sequence.num_pending  # a block whose last token is pending is published one step later
+        if known // manager.block_size > (start - 1) // manager.block_size:
+            manager.publish(track.key, known, partial(sequence.tokens_between, track))
 
     # -- admission -------------------------------------------------------------------------------------------
 

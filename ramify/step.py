@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ramify.config import LogprobsMode
-from ramify.plan import Plan, PromptReport, StepResult, TokenReport
+from ramify.plan import Plan, PromptReport, StepResult, Ticket, TokenReport
 from ramify.runner import Runner
 from ramify.sampling.pipeline import Sampler
 from ramify.sampling.reports import report
@@ -20,6 +20,12 @@ class DeviceStep:
     def __init__(self, runner: Runner, logprobs_mode: LogprobsMode = "raw") -> None:
         self.runner = runner
         self.sampler = Sampler(logprobs_mode)
+
+    runs_ahead = False
+
+    def launch(self, plan: Plan) -> Ticket:
+        result = self.run(plan)
+        return lambda: result
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:

@@ -67,6 +67,7 @@ class Setting:
     enable_prefix_caching: bool
     swap: bool
     num_host_blocks: int
+    runs_ahead: bool
     requests: list[tuple[list[int], SamplingParams, int]] = field(default_factory=list)
 
 
@@ -105,6 +106,7 @@ def worlds(draw: st.DrawFn) -> Setting:
         enable_prefix_caching=draw(st.booleans()),
         swap=draw(st.booleans()),
         num_host_blocks=draw(st.sampled_from([0, 2, 40])),
+        runs_ahead=draw(st.booleans()),
         requests=asked,
     )
 
@@ -124,6 +126,7 @@ def engine_for(world: Setting, **changes: Any) -> EngineCore:
         "enable_prefix_caching": world.enable_prefix_caching,
         "preemption_mode": "swap" if world.swap else "recompute",
         "num_host_blocks": world.num_host_blocks if world.swap else 0,
+        "runs_ahead": world.runs_ahead,
     }
     return fake_engine(**{**options, **changes})
 
