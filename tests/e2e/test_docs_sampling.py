@@ -14,6 +14,12 @@ from ramify import InvalidInputError, SamplingParams
 PAGE = Path(__file__).parents[2] / "docs" / "sampling.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
+OFFERED = [
+    line
+    for page in (PAGE.parents[1] / "README.md", PAGE.with_name("usage.md"))
+    for line in page.read_text(encoding="utf-8").splitlines()
+    if line.startswith("SamplingParams(")
+]
 REFUSED = re.findall(r"^\| `(SamplingParams\(.*\))` \|", TEXT, flags=re.MULTILINE)
 
 
@@ -64,8 +70,14 @@ def test_what_the_page_says_is_refused_is_refused(code: str) -> None:
         eval(code, {"SamplingParams": SamplingParams})
 
 
-def test_the_refusals_were_found() -> None:
+@pytest.mark.parametrize("code", OFFERED)
+def test_what_readme_and_usage_offer_is_accepted(code: str) -> None:
+    assert isinstance(eval(code, {"SamplingParams": SamplingParams}), SamplingParams)
+
+
+def test_offers_and_refusals_were_found() -> None:
     assert len(REFUSED) == 20
+    assert len(OFFERED) == 4 + 7
 
 
 def test_the_pictures_are_there() -> None:
