@@ -133,7 +133,9 @@ def reference_row(
     output: Sequence[int] = (),
     end_token_ids: Collection[int] = (),
     bad_words: Sequence[Sequence[int]] = (),
+    slack: float = 0.0,
 ) -> ReferenceRow:
+    """`slack` is how far the logits themselves may be from those of whoever is compared."""
     row = reference_controls(
         logits, params, prompt=prompt, output=output, end_token_ids=end_token_ids, bad_words=bad_words
     )
@@ -144,10 +146,10 @@ def reference_row(
     # Logits further down have no weight in float64 either; how they are rounded does not matter.
     largest = max(abs(value) for value in possible if value >= top - 700 * max(1.0, params.temperature))
     if params.temperature == 0:
-        return _finished(row, FLOAT32_ROUNDING * largest, undecided=False)
+        return _finished(row, slack + FLOAT32_ROUNDING * largest, undecided=False)
     scaled = [(value - top) / params.temperature for value in row]
     # One rounding when a control changed the logit, one when it was divided; the temperature magnifies the first.
-    rounding = 2 * FLOAT32_ROUNDING * largest / params.temperature
+    rounding = (slack + 2 * FLOAT32_ROUNDING * largest) / params.temperature
     return reference_filters(scaled, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p, rounding=rounding)
 
 

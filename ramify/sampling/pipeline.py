@@ -137,8 +137,12 @@ CONTROLS: tuple[Callable[[Tensor, Rows], Tensor], ...] = (
 
 
 def scale(logits: Tensor, rows: Rows) -> Tensor:
-    temperatures = rows.settings.temperatures
-    return logits if temperatures is None else processors.temperature(logits, temperatures)
+    temperatures, unscaled = rows.settings.temperatures, rows.settings.unscaled
+    if temperatures is None:
+        return logits
+    scaled = processors.temperature(logits, temperatures)
+    # A row at 1 keeps its very bits: what is drawn from it must not depend on who stands beside it.
+    return scaled if unscaled is None else torch.where(unscaled, logits, scaled)
 
 
 def keep_likely(logits: Tensor, rows: Rows) -> Tensor:

@@ -37,9 +37,13 @@ class Settings:
                 return None
             return torch.tensor(values, dtype=dtype, device=device)
 
-        self.temperatures = column(
-            [min(item.temperature, LARGEST) if rolls else 1.0 for item, rolls in zip(params, random, strict=True)], 1.0
-        )
+        temperatures = [
+            min(item.temperature, LARGEST) if rolls else 1.0 for item, rolls in zip(params, random, strict=True)
+        ]
+        self.temperatures = column(temperatures, 1.0)
+        self.unscaled = None  # (R, 1): rows that stay as they are, beside others that are scaled
+        if self.temperatures is not None and 1.0 in temperatures:
+            self.unscaled = (self.temperatures == 1)[:, None]
         self.repetition = column([min(max(item.repetition_penalty, 1 / LARGEST), LARGEST) for item in params], 1.0)
         self.frequency = self.presence = None
         if any(item.frequency_penalty or item.presence_penalty for item in params):

@@ -252,7 +252,19 @@ def test_a_row_meets_the_same_fate_whatever_stands_beside_it(size: int) -> None:
             assert (place in some.faults) == (row in together.faults)
             if row not in together.faults:
                 assert some.token_ids[place] == together.token_ids[row]
-                assert some.logprobs[place] == pytest.approx(together.logprobs[row], abs=1e-6)
+                assert some.logprobs[place] == together.logprobs[row]
+                ours, theirs = some.reports[place], together.reports[row]
+                assert distribution(ours, size) == distribution(theirs, size), "to the last bit"
+
+
+def test_a_row_keeps_its_bits_beside_rows_of_another_temperature() -> None:
+    """All rows were shifted by their maximum as soon as one had a temperature: another rounding, another near-tie."""
+    logits = torch.randn(300, generator=torch.Generator().manual_seed(1)).tolist()
+    plain, scaled = (Case(logits, SamplingParams(temperature=value, logprobs=300)) for value in (1.0, 0.7))
+    tensor = torch.tensor([logits])
+    alone = Sampler("processed").sample(tensor, [0], [plain.draw()]).reports[0]
+    beside = Sampler("processed").sample(tensor, [0, 0], [plain.draw(), scaled.draw(1)]).reports[0]
+    assert beside.top_logprobs.tolist() == alone.top_logprobs.tolist()
 
 
 # -- how often ---------------------------------------------------------------------------------------------------
