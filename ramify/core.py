@@ -186,6 +186,7 @@ class EngineCore:
             tuple(schedule.copies),
             tuple(schedule.swaps_out),
             tuple(schedule.swaps_in),
+            tuple(schedule.late_copies),
             tuple(schedule.shared),
             tuple(reports),
         )

@@ -42,6 +42,7 @@ class Schedule:
     chunks: list[Chunk] = field(default_factory=list)
     tracks: list[Track] = field(default_factory=list)  # whose chunk each is
     copies: list[BlockCopy] = field(default_factory=list)
+    late_copies: list[BlockCopy] = field(default_factory=list)  # of what came back in this step
     swaps_out: list[BlockCopy] = field(default_factory=list)
     swaps_in: list[BlockCopy] = field(default_factory=list)
     shared: list[SharedPrefix] = field(default_factory=list)
@@ -265,7 +266,9 @@ class Scheduler:
         manager = self.managers[track.model]
         start, end = track.num_computed, track.num_computed + count
         copies = manager.extend(track.key, start, end)
-        step.copies += [BlockCopy(track.model, source, target) for source, target in copies]
+        # Who is being admitted may copy from a block that is swapped in only now.
+        made = step.copies if sequence.status is SequenceStatus.RUNNING else step.late_copies
+        made += [BlockCopy(track.model, source, target) for source, target in copies]
         tokens = sequence.tokens_between(track, start, end)
         step.chunks.append(Chunk(track.model, tokens, start, manager.table(track.key), track.key))
         step.tracks.append(track)
@@ -294,12 +297,12 @@ class Scheduler:
             if not any(share):
                 return
             self.waiting.pop(0)
-            gang.move(SequenceStatus.RUNNING)
-            insort(self.running, gang, key=_order)
-            self._sharing = None
             room -= gang.size
             step.budget -= sum(share)
             self._place(gang, share, step)
+            gang.move(SequenceStatus.RUNNING)
+            insort(self.running, gang, key=_order)
+            self._sharing = None
 
     def _plan_restart(self, gang: Gang) -> None:
         """Several that lost all they had: what they have in common is computed once, as it was at first."""
@@ -344,15 +347,13 @@ class Scheduler:
             manager = self.managers[model]
             spare[model] -= manager.num_free - manager.num_free_without(entries)
             totals = [manager.blocks_for(sequence.num_tokens(track)) for sequence, track in members]
-            if gang.status is SequenceStatus.SWAPPED:
-                held = [manager.blocks_for(track.num_computed) for _, track in members]
-                wanted[model] += manager.num_swapped([track.key for _, track in members]) + sum(totals) - sum(held)
-            elif gang.restart:
+            if gang.restart:
                 common = gang.restart[index] // manager.block_size
                 wanted[model] += sum(totals) - (len(totals) - 1) * common - len(entries)
             elif entries:
                 wanted[model] += totals[0] - len(entries)
             else:
+                wanted[model] += manager.num_swapped([track.key for _, track in members])
                 wanted[model] += manager.num_new_blocks_of(
                     (track.key, track.num_computed, sequence.num_tokens(track)) for sequence, track in members
                 )

@@ -66,6 +66,7 @@ class FakeDevice:
             (plan.swaps_out, self.pool, self.host),
             (plan.copies, self.pool, self.pool),
             (plan.swaps_in, self.host, self.pool),
+            (plan.late_copies, self.pool, self.pool),
         ):
             contents = {move.target: list(sources[move.source]) for move in moves}
             assert len(contents) == len(moves), "two moves into one block"

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from ramify.kv.sharing import Table, common_blocks
-from ramify.plan import Chunk
+from ramify.plan import Chunk, Rules
 
 # Columns of the integer mirror, one row of numbers each.
-TOKEN, POSITION, SLOT, SEED_LOW, SEED_HIGH, CHILD, OUTPUT_POSITION, TOP_K = range(8)
+TOKEN, SOURCE, POSITION, SLOT, SEED_LOW, SEED_HIGH, CHILD, OUTPUT_POSITION, TOP_K = range(9)
 TEMPERATURE, TOP_P, MIN_P = range(3)
 PADDING_SLOT = -1
 
@@ -31,41 +31,46 @@ class DeviceRows:
         self.device = device
         self.block_size = block_size
         self.tables = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device)
+        self.integer_mirror: NDArray[np.int64] = np.zeros((9, max_rows), np.int64)
+        self.float_mirror: NDArray[np.float32] = np.zeros((3, max_rows), np.float32)
+        self.integers = torch.zeros(9, max_rows, dtype=torch.int64, device=device)
+        self.floats = torch.zeros(3, max_rows, dtype=torch.float32, device=device)
+        # Two of each: the copy of the step before may not have been made yet when the next is written.
         pinned = device.type == "cuda"
-        self._integers = torch.zeros(8, max_rows, dtype=torch.int64, pin_memory=pinned)
-        self._floats = torch.zeros(3, max_rows, dtype=torch.float32, pin_memory=pinned)
-        self.integers = torch.zeros_like(self._integers, device=device)
-        self.floats = torch.zeros_like(self._floats, device=device)
-        self.integer_mirror: NDArray[np.int64] = self._integers.numpy()
-        self.float_mirror: NDArray[np.float32] = self._floats.numpy()
+        self._staged = [
+            (
+                torch.empty(9, max_rows, dtype=torch.int64, pin_memory=pinned),
+                torch.empty(3, max_rows, pin_memory=pinned),
+            )
+            for _ in range(2)
+        ]
+        self.rules: list[Rules | None] = [None] * max_rows  # whose sampling numbers stand in the mirrors
         self._known: list[Table] = [()] * max_rows  # the table that the device has for each row
         self._keys: list[str] = []
         self._row_of: dict[str, int] = {}
 
-    def place(self, chunks: Sequence[Chunk]) -> tuple[list[int], list[int]]:
-        """Gives every chunk's track a row, for this step; returns the rows, and which of them are new to the device."""
+    def place(self, chunks: Sequence[Chunk]) -> list[int]:
+        """Gives every chunk's track a row for this step, and nobody else; returns the rows."""
         wanted = {chunk.key for chunk in chunks}
         for key in [key for key in self._keys if key not in wanted]:
             self._leave(key)
-        fresh = []
         for chunk in chunks:
             if chunk.key not in self._row_of:
                 self._row_of[chunk.key] = row = len(self._keys)
                 self._keys.append(chunk.key)
-                fresh.append(row)
+                self.rules[row] = None
         rows = [self._row_of[chunk.key] for chunk in chunks]
         self._follow_tables(chunks, rows)
-        return rows, fresh
+        return rows
 
     def upload(self) -> None:
         """The numbers of all rows, as they stand in the mirrors."""
-        self.integers.copy_(self._integers, non_blocking=True)
-        self.floats.copy_(self._floats, non_blocking=True)
-
-    def forget(self) -> None:
-        """No row is anybody's any more."""
-        self._keys.clear()
-        self._row_of.clear()
+        integers, floats = self._staged[0]
+        self._staged.reverse()
+        integers.copy_(torch.from_numpy(self.integer_mirror))
+        floats.copy_(torch.from_numpy(self.float_mirror))
+        self.integers.copy_(integers, non_blocking=True)
+        self.floats.copy_(floats, non_blocking=True)
 
     def _leave(self, key: str) -> None:
         row = self._row_of.pop(key)
@@ -77,6 +82,7 @@ class DeviceRows:
         self._row_of[last] = row
         self.integer_mirror[:, row] = self.integer_mirror[:, end]
         self.float_mirror[:, row] = self.float_mirror[:, end]
+        self.rules[row] = self.rules[end]
 
     def _follow_tables(self, chunks: Sequence[Chunk], rows: Sequence[int]) -> None:
         """Sends what differs from what the device has: mostly nothing, now and then a block at the end."""
