@@ -92,6 +92,7 @@ def decode_attention(
     items: Tensor,
     partials: Tensor,
     lse: Tensor,
+    /,
     *,
     block_size: int,
     num_programs: int,

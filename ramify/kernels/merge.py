@@ -64,6 +64,7 @@ def merge(
     first_part: Tensor,
     num_parts: Tensor,
     out: Tensor,
+    /,
     *,
     parts: int = PARTS,
     num_warps: int = NUM_WARPS,

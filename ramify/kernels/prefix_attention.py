@@ -20,8 +20,9 @@ from torch import Tensor
 
 from ramify.kernels.walk import LOG2_OF_E, begin, finish, walk
 
-BLOCK_M = 64  # queries of a tile: the work list is cut by it too
-BLOCK_N = 64
+# By bytes of a number. float32 goes without matrix units and keeps its tiles in registers: larger ones would not fit.
+BLOCK_M = {2: 64, 4: 16}  # queries of a tile: the work list is cut by it too
+BLOCK_N = {2: 64, 4: 32}
 NUM_WARPS = 4
 NUM_STAGES = 3
 PROGRAMS_PER_PROCESSOR = 2
@@ -125,11 +126,12 @@ def prefix_attention(
     first_part: Tensor,
     partials: Tensor,
     lse: Tensor,
+    /,
     *,
     block_size: int,
     num_programs: int,
-    block_m: int = BLOCK_M,
-    block_n: int = BLOCK_N,
+    block_m: int | None = None,
+    block_n: int | None = None,
     num_warps: int = NUM_WARPS,
     num_stages: int = NUM_STAGES,
 ) -> None:
@@ -155,8 +157,8 @@ def prefix_attention(
         GROUP=heads // kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
+        BLOCK_M=block_m or BLOCK_M[kv.element_size()],
+        BLOCK_N=block_n or BLOCK_N[kv.element_size()],
         num_warps=num_warps,
         num_stages=num_stages,
     )
