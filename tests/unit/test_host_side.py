@@ -18,6 +18,7 @@ HOST_MODULES = (
     "ramify.config",
     "ramify.core",
     "ramify.errors",
+    "ramify.kernels.work_list",
     "ramify.kv.blocks",
     "ramify.metrics",
     "ramify.outputs",
