@@ -33,7 +33,7 @@ class ChunkAttention:
         seen = self._pool.kv[layer].index_select(0, self._slots)  # (keys, 2, kv_heads, head_dim)
         keys, values = seen[:, 0], seen[:, 1]
         if queries.device.type == "cuda" and queries.dtype is not torch.float32:
-            output = torch.ops.aten._flash_attention_forward(
+            attended: Tensor = torch.ops.aten._flash_attention_forward(
                 queries,
                 keys,
                 values,
@@ -44,7 +44,7 @@ class ChunkAttention:
                 True,  # causal, aligned at the ends
                 False,  # no debug mask
             )[0]
-            return output.flatten(1)
+            return attended.flatten(1)
         return self._one_by_one(queries, keys, values)
 
     def _one_by_one(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -27,10 +27,11 @@ PADDING_SLOT = -1
 class DeviceRows:
     """Block tables and per-row numbers of up to max_rows sequences, on the device and mirrored on the host."""
 
-    def __init__(self, max_rows: int, max_blocks: int, block_size: int, device: torch.device) -> None:
-        self.device = device
-        self.block_size = block_size
-        self.tables = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device)
+    def __init__(self, tables: Tensor) -> None:
+        """tables (max_rows, max_blocks) int32 on the device: the blocks of each row, in order."""
+        self.tables = tables
+        self.device = device = tables.device
+        max_rows = tables.shape[0]
         self.integer_mirror: NDArray[np.int64] = np.zeros((9, max_rows), np.int64)
         self.float_mirror: NDArray[np.float32] = np.zeros((3, max_rows), np.float32)
         self.integers = torch.zeros(9, max_rows, dtype=torch.int64, device=device)

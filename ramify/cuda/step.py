@@ -27,8 +27,8 @@ from ramify.cuda.prefill import ChunkAttention
 from ramify.cuda.rows import PADDING_SLOT, DeviceRows
 from ramify.kernels.draw import NOTHING_LEFT as NOTHING_LEFT_CODE
 from ramify.kernels.draw import BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
-from ramify.kernels.floors import find_floors
-from ramify.kernels.work_list import build_work_list
+from ramify.kernels.floors import FloorScratch, find_floors
+from ramify.kernels.work_list import OWN_SPLIT
 from ramify.kv.pool import KVPool
 from ramify.models.decoder import Decoder
 from ramify.plan import Chunk, Draw, Plan, SamplerKind, SharedPrefix, StepResult, Ticket
@@ -67,19 +67,23 @@ class CudaStep:
         arch, device = decoder.arch, decoder.device
         most = padded(max_num_seqs)
         max_blocks = -(-max_model_len // pool.block_size)
-        self.rows = DeviceRows(most, max_blocks, pool.block_size, device)
         self.attention = PagedDecode(
-            arch,
             max_rows=most,
-            max_model_len=max_model_len,
+            max_parts=most * (-(-max_model_len // OWN_SPLIT) + 1),
+            max_blocks=max_blocks,
+            heads=arch.num_heads,
+            kv_heads=arch.num_kv_heads,
+            head_dim=arch.head_dim,
             block_size=pool.block_size,
             dtype=decoder.dtype,
             device=device,
         )
+        self.rows = DeviceRows(self.attention.tables)
         self._use_graphs = use_graphs and device.type == "cuda"
         self._graphs: dict[tuple[int, bool, SamplerKind], _Graph] = {}
         self._scores = BlockScores.empty(most, arch.vocab_size, device)
         self._floors = torch.empty(most, device=device)
+        self._scratch = FloorScratch.empty(most, arch.vocab_size, device)
         self._token_ids = torch.zeros(most, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(most, device=device)
         self._faults = torch.zeros(most, dtype=torch.int32, device=device)
@@ -152,15 +156,7 @@ class CudaStep:
             for group in shared
             if (len(group.chunks) - 1) * group.num_blocks * self.pool.block_size >= FEWEST_SHARED_POSITIONS
         ]
-        self.attention.write_list(
-            build_work_list(
-                lengths,
-                groups,
-                block_size=self.pool.block_size,
-                queries_per_row=self.decoder.arch.num_heads // self.decoder.arch.num_kv_heads,
-                query_tile=self.attention.query_tile,
-            )
-        )
+        self.attention.write_list(self.attention.work_list(lengths, groups))
         return bool(groups)
 
     def _settle(self, draws: Sequence[Draw], rows: Sequence[int]) -> SamplerKind:
@@ -220,7 +216,16 @@ class CudaStep:
         floor = None
         if kind == "filtered":
             floor = self._floors[:size]
-            find_floors(out, temperatures, numbers[column.TOP_K], top_p, min_p, scores, floor)
+            find_floors(
+                out,
+                temperatures,
+                scores,
+                top_k=numbers[column.TOP_K],
+                top_p=top_p,
+                min_p=min_p,
+                scratch=FloorScratch(*(part[:size] for part in self._scratch)),
+                floors=floor,
+            )
             keep_above(out, temperatures, floor, scores)
         draw_tokens(
             out,
@@ -238,7 +243,7 @@ class CudaStep:
 
     def _attend(self, layer: int, queries: Tensor, *, size: int, has_groups: bool) -> Tensor:
         out = queries.new_empty(size, queries.shape[1] * queries.shape[2])
-        self.attention.attend(queries, self.pool.kv[layer], self.rows.tables, out, has_groups=has_groups)
+        self.attention.attend(queries, self.pool.kv[layer], out, with_prefix=has_groups)
         return out
 
     # -- steps with prompts ----------------------------------------------------------------------------------
@@ -329,7 +334,7 @@ class _Result:
         self._token_ids = torch.empty(most, dtype=torch.int64, pin_memory=pinned)
         self._logprobs = torch.empty(most, pin_memory=pinned)
         self._faults = torch.empty(most, dtype=torch.int32, pin_memory=pinned)
-        self._arrived = torch.cuda.Event() if pinned else None
+        self._arrived = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
     def fetch(self, token_ids: Tensor, logprobs: Tensor, faults: Tensor) -> None:
         """Asks for them; does not wait."""
