@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ramify.kv.sharing import Table, common_blocks
 from ramify.plan import Chunk, Rules

@@ -82,7 +82,7 @@ class BlockManager:
         total = 0
         left: dict[int | Place, int] = {}  # holders of shared blocks that have not written yet
         for key, start, end in extents:
-            held: Sequence[int | Place] = self._swapped.get(key) or self._tables.get(key, ())
+            held: Sequence[int | Place] = self._swapped[key] if key in self._swapped else self._tables.get(key, ())
             first, last = start // self.block_size, self.blocks_for(end)
             for block in held[first:last]:
                 holders = left.get(block, self._num_holders(block))

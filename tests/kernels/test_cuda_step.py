@@ -1,0 +1,80 @@
+"""The whole CUDA step against the CPU path, on tiny float32 models: with graphs on a GPU, else in the interpreter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ramify import LLM, SamplingParams
+from ramify.cuda.step import CudaStep, padded
+from ramify.outputs import RequestOutput
+from ramify.runner import Runner
+from ramify.step import DeviceStep
+from tests.conftest import CheckpointMaker
+
+OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 12}
+PROMPTS = [[5, 6, 7], list(range(10, 50)), list(range(10, 45)), [9]]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+def folder(request: pytest.FixtureRequest, make_checkpoint: CheckpointMaker) -> Path:
+    changes = {} if request.param == "qwen3" else {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return make_checkpoint(request.param, hidden_size=128, num_hidden_layers=2, **changes)
+
+
+def engine(folder: Path, device: torch.device, *, use_graphs: bool = True, runs_ahead: bool = True) -> LLM:
+    """An engine whose steps are CudaSteps wherever it runs."""
+    llm = LLM(str(folder), device=device.type, **OPTIONS)
+    on_cpu = llm.core.device
+    if isinstance(on_cpu, DeviceStep):
+        runner: Runner = on_cpu.runner
+        llm.core.device = CudaStep(
+            runner.decoder, runner.pool, max_num_seqs=12, max_model_len=128, use_graphs=use_graphs
+        )
+    if not runs_ahead:
+        llm.core.device.runs_ahead = False  # type: ignore[misc]
+    return llm
+
+
+def generate(llm: LLM, **options: Any) -> list[list[tuple[int, ...]]]:
+    outputs: list[RequestOutput] = llm.generate(PROMPTS, SamplingParams(**options), use_tqdm=False)
+    assert not any(output.error for output in outputs)
+    assert llm.stats()["blocks_in_use"] == 0
+    return [[item.token_ids for item in output.outputs] for output in outputs]
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0, "max_tokens": 8},
+    "sampled": {"n": 3, "seed": 3, "max_tokens": 7},
+    "filtered": {"n": 2, "seed": 4, "temperature": 0.7, "top_k": 9, "top_p": 0.8, "min_p": 0.01, "max_tokens": 6},
+    "penalised": {"n": 2, "seed": 5, "repetition_penalty": 1.3, "presence_penalty": 0.5, "max_tokens": 6},
+    "beams": {"strategy": "beam_search", "n": 3, "beam_width": 3, "max_tokens": 5},
+    "reported": {"n": 2, "seed": 6, "logprobs": 2, "max_tokens": 4},
+}
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_tokens_equal_the_cpu_path(folder: Path, device: torch.device, kind: str) -> None:
+    expected = generate(LLM(str(folder), device="cpu", **OPTIONS), **KINDS[kind])
+    assert generate(engine(folder, device), **KINDS[kind]) == expected
+
+
+def test_running_ahead_changes_nothing(folder: Path, device: torch.device) -> None:
+    plain = generate(engine(folder, device, runs_ahead=False), **KINDS["filtered"])
+    assert generate(engine(folder, device), **KINDS["filtered"]) == plain
+
+
+def test_kinds_may_be_mixed_in_a_batch(folder: Path, device: torch.device) -> None:
+    params = [SamplingParams(**KINDS[kind]) for kind in ("greedy", "filtered", "beams", "penalised")]
+    on_cpu = LLM(str(folder), device="cpu", **OPTIONS).generate(PROMPTS, params, use_tqdm=False)
+    made = engine(folder, device).generate(PROMPTS, params, use_tqdm=False)
+    for output, expected in zip(made, on_cpu, strict=True):
+        assert [item.token_ids for item in output.outputs] == [item.token_ids for item in expected.outputs]
+
+
+def test_graphs_are_few() -> None:
+    assert [padded(count) for count in (1, 3, 5, 17, 65, 200, 257, 512)] == [1, 3, 8, 24, 80, 208, 288, 512]
+    assert len({padded(count) for count in range(1, 513)}) == 33
