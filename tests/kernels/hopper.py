@@ -1,0 +1,91 @@
+"""Compiles the kernels of layers and sampler for Hopper, on a machine that may have no GPU; prints their names.
+
+The interpreter runs what the compiler refuses (a Python global in a kernel, branches whose types differ), so running
+there is not enough. Launch functions are called as ever, on CPU tensors, but stop after compiling. This is a process of
+its own: Triton decides at its import whether to interpret.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from ramify.kernels.activation import silu_and_multiply
+from ramify.kernels.draw import BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
+from ramify.kernels.floors import FloorScratch, find_floors
+from ramify.kernels.norm import add_rms_norm
+from ramify.kernels.reports import Processing, Reports, report
+from ramify.kernels.rope_write import rope_and_write
+
+CPU = torch.device("cpu")
+
+
+class Hopper:
+    """As much of a driver as the compiler asks for."""
+
+    def get_current_target(self) -> Any:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return device
+
+
+def compile_instead_of_running() -> None:
+    run = JITFunction.run
+
+    def compile_only(kernel: Any, *arguments: Any, warmup: bool, **options: Any) -> None:  # noqa: ARG001
+        run(kernel, *arguments, warmup=True, **options)
+        print(kernel.__name__)
+
+    driver.set_active(Hopper())
+    JITFunction.run = compile_only
+
+
+def layers(dtype: torch.dtype) -> None:
+    tokens, hidden, heads, kv_heads, head_dim = 2, 1024, 16, 8, 128
+    x = torch.zeros(tokens, hidden, dtype=dtype)
+    numbers = torch.zeros(tokens, dtype=torch.int64)
+    add_rms_norm(x, x.clone(), x[0], 1e-6, x.clone())
+    silu_and_multiply(torch.zeros(tokens, 2 * hidden, dtype=dtype), x)
+    for norm in (None, torch.zeros(head_dim, dtype=dtype)):
+        rope_and_write(
+            torch.zeros(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype),
+            numbers,
+            numbers,
+            torch.zeros(head_dim // 2),
+            1.0,
+            torch.zeros(tokens, heads, head_dim, dtype=dtype),
+            torch.zeros(tokens, 2, kv_heads, head_dim, dtype=dtype),
+            query_norm=norm,
+            key_norm=norm,
+            eps=1e-6,
+        )
+
+
+def sampler(vocab_size: int) -> None:
+    rows = 2
+    logits, ones = torch.zeros(rows, vocab_size), torch.ones(rows)
+    numbers = torch.zeros(rows, dtype=torch.int64)
+    scores = BlockScores.empty(rows, vocab_size, CPU)
+    score_blocks(logits, ones, scores)
+    scratch = FloorScratch.empty(rows, vocab_size, CPU)
+    find_floors(logits, ones, scores, top_k=numbers, top_p=ones, min_p=ones, scratch=scratch, floors=ones)
+    keep_above(logits, ones, ones, scores)
+    words = KeyWords(numbers, numbers, numbers, numbers)
+    for floors in (None, ones):
+        draw_tokens(logits, ones, words, scores, token_ids=numbers, logprobs=ones, faults=numbers.int(), floors=floors)
+    for processing in (None, Processing(ones, ones)):
+        report(logits, scores, numbers, Reports.empty(rows, 20, CPU), processing)
+
+
+if __name__ == "__main__":
+    compile_instead_of_running()
+    layers(torch.bfloat16)
+    sampler(151_936)

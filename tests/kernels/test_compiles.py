@@ -1,0 +1,35 @@
+"""Every kernel compiles for the GPU it is meant for, also where there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+KERNELS = {
+    "_add_rms_norm",
+    "_silu_and_multiply",
+    "_rope_and_write",
+    "_score_blocks",
+    "_find_floors",
+    "_keep_above",
+    "_draw_tokens",
+    "_report",
+    "_count_larger",
+}
+
+
+def test_kernels_compile_for_hopper() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.hopper"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert set(run.stdout.split()) == KERNELS
