@@ -25,7 +25,10 @@ AttendPool = Callable[[int, Tensor], Tensor]
 def forward(
     decoder: Decoder, pool: KVPool, attend: AttendPool, *, token_ids: Tensor, positions: Tensor, slots: Tensor
 ) -> Tensor:
-    """token_ids, positions, slots (T,) -> hidden states after the last norm (T, hidden). No allocation is kept."""
+    """token_ids, positions, slots (T,) -> hidden states after the last norm (T, hidden). No allocation is kept.
+
+    Products are contiguous on a GPU; on a CPU, where kernels run in the interpreter, they may come out turned.
+    """
     arch = decoder.arch
     residual = F.embedding(token_ids, decoder.embedding)
     tokens = residual.shape[0]
@@ -36,7 +39,7 @@ def forward(
     add_rms_norm(residual, None, decoder.layers[0].input_norm, arch.rms_norm_eps, x)
     for index, (layer, next_norm) in enumerate(zip(decoder.layers, norms, strict=True)):
         rope_and_write(
-            layer.qkv.product(x),
+            layer.qkv.product(x).contiguous(),
             positions,
             slots,
             decoder.frequencies,
@@ -47,9 +50,10 @@ def forward(
             key_norm=layer.key_norm,
             eps=arch.rms_norm_eps,
         )
-        add_rms_norm(residual, layer.output.product(attend(index, queries)), layer.post_norm, arch.rms_norm_eps, x)
-        silu_and_multiply(layer.gate_up.product(x), inner)
-        add_rms_norm(residual, layer.down.product(inner), next_norm, arch.rms_norm_eps, x)
+        delta = layer.output.product(attend(index, queries)).contiguous()
+        add_rms_norm(residual, delta, layer.post_norm, arch.rms_norm_eps, x)
+        silu_and_multiply(layer.gate_up.product(x).contiguous(), inner)
+        add_rms_norm(residual, layer.down.product(inner).contiguous(), next_norm, arch.rms_norm_eps, x)
     return x
 
 
