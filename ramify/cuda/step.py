@@ -128,7 +128,7 @@ class CudaStep:
 
     def _fill(self, chunks: Sequence[Chunk], rows: Sequence[int], size: int) -> None:
         """This step's numbers of every row; rows beyond the real ones compute nothing that anybody reads."""
-        numbers, index, block_size = self.rows.integer_mirror, np.asarray(rows), self.pool.block_size
+        numbers, index, block_size = self.rows.integer_mirror, np.asarray(rows, dtype=np.int64), self.pool.block_size
         numbers[column.SLOT, len(rows) : size] = PADDING_SLOT
         numbers[column.TOKEN : column.POSITION + 1, len(rows) : size] = 0
         numbers[column.SOURCE, :size] = -1
@@ -150,7 +150,7 @@ class CudaStep:
     ) -> bool:
         """Tells attention who reads what; returns whether there are groups."""
         lengths = np.zeros(size, np.int64)
-        lengths[np.asarray(rows)] = [chunk.end for chunk in chunks]
+        lengths[np.asarray(rows, dtype=np.int64)] = [chunk.end for chunk in chunks]
         groups = [
             SharedPrefix(group.num_blocks, tuple(rows[chunk] for chunk in group.chunks))
             for group in shared
@@ -173,7 +173,7 @@ class CudaStep:
             numbers[column.SEED_LOW, row], numbers[column.SEED_HIGH, row], numbers[column.CHILD, row] = low, high, child
             numbers[column.TOP_K, row] = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
             floats[:, row] = params.temperature, params.top_p, params.min_p
-        numbers[column.OUTPUT_POSITION, np.asarray(rows)] = [item.position for item in draws]
+        numbers[column.OUTPUT_POSITION, np.asarray(rows, dtype=np.int64)] = [item.position for item in draws]
         return "full" if "full" in kinds else "filtered" if "filtered" in kinds else "plain"
 
     # -- graphs ----------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ class _Result:
         """Waits; in the order of the plan's draws, whose rows these are."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        index = np.asarray(rows)
+        index = np.asarray(rows, dtype=np.int64)
         faults = self._faults.numpy()[index]
         messages = {
             place: NOTHING_LEFT if faults[place] == NOTHING_LEFT_CODE else NOT_FINITE
