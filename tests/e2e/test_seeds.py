@@ -36,8 +36,8 @@ CONTROLLED: dict[str, Any] = {
     "repetition_penalty": 1.3,
     "presence_penalty": 0.5,
     "frequency_penalty": 0.25,
-    "logit_bias": {3: 2.0, 4: -2.0},
-    "bad_words": ["3", "5 6", "3 3 9"],
+    "logit_bias": {5: 5.0, 6: 5.0, 4: -2.0},  # likely enough that the words below are begun
+    "bad_words": ["3", "5 6", "6 6 5"],
     "min_tokens": 3,
 }
 MIXES = [PLAIN, FILTERED, CONTROLLED]

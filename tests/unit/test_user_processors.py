@@ -391,7 +391,7 @@ def test_in_a_batched_call_only_the_guilty_request_ends(fault: Processor, messag
 def test_after_a_fault_no_further_processor_sees_the_row() -> None:
     seen: list[Sequence[int]] = []
 
-    def watch(token_ids: Sequence[int], logits: Tensor) -> Tensor:
+    def watch(token_ids: Sequence[int], _logits: Tensor) -> Tensor:
         seen.append(token_ids)
         raise KeyError("never reached")
 
