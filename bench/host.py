@@ -21,7 +21,7 @@ from ramify.core import EngineCore
 from ramify.kv.blocks import BlockManager
 from ramify.models import embedded
 from ramify.models.gguf_file import GGUFFile
-from ramify.plan import Plan, StepResult
+from ramify.plan import Plan, StepResult, Ticket
 from ramify.scheduler import Scheduler
 from ramify.text.detokenizer import IncrementalDetokenizer
 from ramify.text.gguf_tokenizer import tokenizer_from_gguf
@@ -36,12 +36,14 @@ class InstantDevice:
         self._numbers = random.Random(0)
         self.seconds = 0.0
 
-    def run(self, plan: Plan) -> StepResult:
+    runs_ahead = False
+
+    def launch(self, plan: Plan) -> Ticket:
         start = time.perf_counter()
         tokens = [self._numbers.randrange(100, 49_000) for _ in plan.draws]
         result = StepResult(tokens, [-1.0] * len(tokens))
         self.seconds += time.perf_counter() - start
-        return result
+        return lambda: result
 
 
 def engine(tokenizer: Tokenizer) -> tuple[EngineCore, InstantDevice]:

@@ -136,7 +136,7 @@ def main() -> None:
     report(results)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     facts = {
-        "machine": f"{_processor()}, {os.cpu_count()} cores",
+        "machine": f"{processor_name()}, {os.cpu_count()} cores",
         "commit": commit.stdout.strip(),
         "command": "python bench/offline.py " + " ".join(sys.argv[1:]).split("--vllm-python")[0].strip(),
     }
@@ -182,7 +182,7 @@ def report(results: dict[str, dict[str, float]]) -> None:
         print(f"{name:<10}{own:9.1f}{floor:9.1f}{own / floor:7.0%}   {'; '.join(rivals)}")
 
 
-def _processor() -> str:
+def processor_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))

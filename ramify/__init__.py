@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from ramify.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
     from ramify.request import Request
     from ramify.sampling_params import OutputKind, SamplingParams, SamplingStrategy, SamplingType
+    from ramify.search.managers import ParallelSamplingManager, ParentRequest
+    from ramify.search.manual import BeamSearchManager, BeamState, DiverseSamplingManager
+    from ramify.search.ranking import BestOfNFilter
     from ramify.sequence import Sequence, SequenceData, SequenceStatus
 
 _HOMES = {
@@ -59,16 +62,23 @@ _HOMES = {
     "ramify.outputs": ("CompletionOutput", "FinishReason", "Logprob", "RequestMetrics", "RequestOutput"),
     "ramify.request": ("Request",),
     "ramify.sampling_params": ("OutputKind", "SamplingParams", "SamplingStrategy", "SamplingType"),
+    "ramify.search.managers": ("ParallelSamplingManager", "ParentRequest"),
+    "ramify.search.manual": ("BeamSearchManager", "BeamState", "DiverseSamplingManager"),
+    "ramify.search.ranking": ("BestOfNFilter",),
     "ramify.sequence": ("Sequence", "SequenceData", "SequenceStatus"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "LLM",
+    "BeamSearchManager",
+    "BeamState",
+    "BestOfNFilter",
     "CacheConfig",
     "CacheExhaustedError",
     "ChatTemplateError",
     "CompletionOutput",
+    "DiverseSamplingManager",
     "EngineConfig",
     "EngineCore",
     "FileFormatError",
@@ -82,6 +92,8 @@ __all__ = [
     "ModelLoader",
     "ModelNotFoundError",
     "OutputKind",
+    "ParallelSamplingManager",
+    "ParentRequest",
     "RamifyError",
     "Request",
     "RequestMetrics",

@@ -19,7 +19,7 @@ from ramify.version import __version__
 
 if TYPE_CHECKING:
     from ramify.llm import LLM
-    from ramify.outputs import RequestOutput
+    from ramify.outputs import LogprobRow, RequestOutput
 
 app = typer.Typer(
     name="ramify",
@@ -174,6 +174,7 @@ def _as_json(output: RequestOutput) -> dict[str, Any]:
     return {
         "prompt": output.prompt,
         "error": output.error,
+        **_logprobs_json("prompt_logprobs", output.prompt_logprobs),
         "outputs": [
             {
                 "index": item.index,
@@ -183,10 +184,25 @@ def _as_json(output: RequestOutput) -> dict[str, Any]:
                 "score": item.score,
                 "finish_reason": None if item.finish_reason is None else item.finish_reason.value,
                 "stop_reason": item.stop_reason,
+                **_logprobs_json("logprobs", item.logprobs),
             }
             for item in output.outputs
         ],
     }
+
+
+def _logprobs_json(name: str, rows: Sequence[LogprobRow | None] | None) -> dict[str, Any]:
+    """Only where asked for. Of each token: likeliest first; itself last where it is not among them."""
+    if rows is None:
+        return {}
+    made = []
+    for row in rows:
+        entries = [
+            {"token_id": token_id, "token": item.decoded_token, "logprob": item.logprob, "rank": item.rank}
+            for token_id, item in (row or {}).items()
+        ]
+        made.append(None if row is None else entries)
+    return {name: made}
 
 
 def _escape(text: str) -> str:

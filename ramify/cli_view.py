@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from rich.box import ROUNDED
@@ -11,7 +12,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from ramify.outputs import CompletionOutput, RequestOutput
+from ramify.outputs import CompletionOutput, LogprobRow, RequestOutput
 
 NARROWEST_PANEL = 28
 
@@ -22,6 +23,9 @@ def show_side_by_side(console: Console, outputs: Iterable[RequestOutput]) -> Non
             console.print(Text(output.prompt, style="bold"))
         if output.error is not None:
             console.print(Text(f"error: {output.error}", style="bold red"))
+        if output.prompt_logprobs is not None:
+            told = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=False)
+            console.print(_likelihoods((token, row) for token, row in told if row is not None))
         console.print(_grid(output.outputs, console.width))
 
 
@@ -41,8 +45,11 @@ def _panel(completion: CompletionOutput) -> Panel:
     facts = [f"{len(completion.token_ids)} tokens", f"logprob {completion.cumulative_logprob:.1f}", reason]
     if completion.score is not None:
         facts.insert(0, f"score {completion.score:.2f}")
+    text: Text | Group = Text(completion.text.strip("\n"))
+    if completion.logprobs is not None:
+        text = Group(text, _likelihoods(zip(completion.token_ids, completion.logprobs, strict=True)))
     return Panel(
-        Text(completion.text.strip("\n")),
+        text,
         title=f"[bold]{completion.index}[/]",
         title_align="left",
         subtitle=f"[dim]{' · '.join(fact for fact in facts if fact)}[/]",
@@ -50,3 +57,22 @@ def _panel(completion: CompletionOutput) -> Panel:
         box=ROUNDED,
         padding=(0, 1),
     )
+
+
+def _likelihoods(tokens: Iterable[tuple[int, LogprobRow]]) -> Table:
+    """A line per token: what it was, how likely, and what else was likely there."""
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right")
+    table.add_column(style="dim", overflow="ellipsis", no_wrap=True)
+    for token_id, row in tokens:
+        others = [item for identity, item in row.items() if identity != token_id]
+        chances = "  ".join(f"{_shown(item.decoded_token)} {math.exp(item.logprob):.0%}" for item in others)
+        own = row[token_id]
+        table.add_row(_shown(own.decoded_token or str(token_id)), f"{math.exp(own.logprob):.1%}", chances)
+    return table
+
+
+def _shown(token: str | None) -> Text:
+    """A token as it can be seen on a line: spaces and line breaks get signs."""
+    return Text((token or "?").replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥"))

@@ -4,29 +4,49 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ramify.errors import InvalidInputError
 from ramify.metrics import EngineMetrics, IterationStats
 from ramify.outputs import FinishReason, RequestOutput
-from ramify.plan import Draw, Plan, PromptReport, StepResult
+from ramify.plan import Draw, Plan, PromptReport, StepResult, Ticket
 from ramify.request import Request
 from ramify.sampling_params import SamplingParams
 from ramify.scheduler import Schedule, ScheduledSequence, Scheduler
 from ramify.search.advance import Candidate
 from ramify.search.group import Group
 from ramify.search.reports import Decode
+from ramify.sequence import Sequence
 from ramify.text.stream import TextStream
 
-EncodeWords = Callable[[Sequence[str]], tuple[tuple[int, ...], ...]]
+EncodeWords = Callable[[Items[str]], tuple[tuple[int, ...], ...]]
 
 
 class Device(Protocol):
-    """What runs a plan: the real device step, or a fake one in tests."""
+    """What runs plans, in the order they are launched: the real device step, or a fake one in tests."""
 
-    def run(self, plan: Plan) -> StepResult: ...
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a plan may be launched before the result of the one before it is known.
+
+        Tokens that the host does not know yet are PENDING in it; the device has them.
+        """
+        ...
+
+    def launch(self, plan: Plan) -> Ticket: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step under way: what it was scheduled for, whose draws it makes, and where its result will be."""
+
+    schedule: Schedule
+    plan: Plan
+    drawn_from: list[Sequence]  # for every draw, the sequence it continues
+    ticket: Ticket
 
 
 class EngineCore:
@@ -53,6 +73,7 @@ class EngineCore:
         self.metrics = EngineMetrics()
         self.last_step = IterationStats()  # what the latest step did
         self._groups: dict[str, Group] = {}
+        self._under_way: Launched | None = None
         self._num_arrived = 0
 
     # -- requests --------------------------------------------------------------------------------------------
@@ -93,20 +114,45 @@ class EngineCore:
     # -- one step --------------------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
-        """Decide, compute, record. Returns the outputs that are due."""
+        """Decide, compute, record. Returns the outputs that are due.
+
+        Where the device can, the step after is decided and launched before this one is recorded, so that the host works
+        while the device does. What that step computes for a sequence that turns out to have ended is dropped.
+        """
         self.last_step = IterationStats(timestamp=self.clock())
-        schedule = self.scheduler.schedule()
-        plan = self._plan(schedule)
         try:
-            result = self.device.run(plan)
+            now, self._under_way = self._under_way or self._launch(self.scheduler.schedule()), None
+            if self.device.runs_ahead and now.plan.chunks and not now.schedule.is_short:
+                self._expect(now)
+                ahead = self.scheduler.schedule(may_preempt=False)
+                self._under_way = self._launch(ahead) if ahead.chunks else None
+            result = now.ticket()
         except BaseException:
             self._abandon()
             raise
-        return self._record(schedule, plan, result)
+        return self._record(now, result)
 
-    def _plan(self, schedule: Schedule) -> Plan:
+    def _launch(self, schedule: Schedule) -> Launched:
+        plan, drawn_from = self._plan(schedule)
+        return Launched(schedule, plan, drawn_from, self.device.launch(plan))
+
+    def _expect(self, launched: Launched) -> None:
+        """Before the result is known: one more token for those that just go on, a pause for those that may change."""
+        for item in launched.schedule.sequences:
+            sequence = item.sequence
+            if not item.caught_up or sequence.is_finished():
+                continue
+            group = self._groups[sequence.request_id or ""]
+            goes_on = len(sequence.output_token_ids) + 1 < group.ends.longest_output
+            if goes_on and group.may_run_ahead and len(group.children_of(sequence)) == 1:
+                sequence.num_pending = 1
+            else:
+                sequence.is_blocked = True
+
+    def _plan(self, schedule: Schedule) -> tuple[Plan, list[Sequence]]:
         now = self.last_step.timestamp
         draws: list[Draw] = []
+        drawn_from: list[Sequence] = []
         reports: list[PromptReport] = []
         for item in schedule.sequences:
             sequence = item.sequence
@@ -121,35 +167,43 @@ class EngineCore:
             chunks = tuple(range(item.first_chunk, item.first_chunk + len(sequence.tracks)))
             output = sequence.output_token_ids
             for child in group.children_of(sequence):
+                drawn_from.append(sequence)
                 draws.append(
                     Draw(
                         group.request.request_id,
                         sequence.child,
                         child,
-                        len(output),
+                        len(output) + sequence.num_pending,
                         group.seed,
                         chunks,
                         group.rules,
                         output,
                     )
                 )
-        return Plan(
+        plan = Plan(
             tuple(schedule.chunks),
             tuple(draws),
             tuple(schedule.copies),
             tuple(schedule.swaps_out),
             tuple(schedule.swaps_in),
+            tuple(schedule.late_copies),
             tuple(schedule.shared),
             tuple(reports),
         )
+        return plan, drawn_from
 
-    def _record(self, schedule: Schedule, plan: Plan, result: StepResult) -> list[RequestOutput]:
+    def _record(self, launched: Launched, result: StepResult) -> list[RequestOutput]:
         now = self.clock()
+        schedule, plan = launched.schedule, launched.plan
+        for item in schedule.sequences:
+            item.sequence.num_pending, item.sequence.is_blocked = 0, False
         self._count(schedule)
         outputs = self._record_prompts(schedule, plan, result)
         drawn: dict[str, list[Candidate]] = {}
         faults: dict[str, str] = {}
         for index, draw in enumerate(plan.draws):
+            if launched.drawn_from[index].is_finished():
+                continue  # it ended while this step was under way
             candidates = drawn.setdefault(draw.request_id, [])
             if index in result.faults:
                 faults.setdefault(draw.request_id, result.faults[index])
@@ -177,11 +231,12 @@ class EngineCore:
     def _record_prompts(self, schedule: Schedule, plan: Plan, result: StepResult) -> list[RequestOutput]:
         """Files what was reported of prompts; a request that wanted nothing more ends here."""
         for asked, reports in zip(plan.prompt_reports, result.prompts, strict=True):
-            self._groups[asked.request_id].prompt_reports += reports
+            if asked.request_id in self._groups:
+                self._groups[asked.request_id].prompt_reports += reports
         outputs = []
         for item in schedule.sequences:
-            group = self._groups[item.sequence.request_id or ""]
-            if item.caught_up and group.ends.longest_output == 0:
+            group = self._groups.get(item.sequence.request_id or "")
+            if group is not None and item.caught_up and group.ends.longest_output == 0:
                 group.finish_unread()
                 self.scheduler.remove(item.sequence)
                 due = self._output(group)
@@ -216,6 +271,7 @@ class EngineCore:
 
     def _abandon(self) -> None:
         """A step broke off: what it should have computed is counted on, so nothing of it may stay."""
+        self._under_way = None
         for group in list(self._groups.values()):
             self._stop(group, FinishReason.ABORT)
         self.reset_prefix_cache()
@@ -241,7 +297,8 @@ class EngineCore:
         step = self.last_step
         step.num_preempted = schedule.num_preempted
         for request_id, cached in schedule.num_cached_tokens.items():
-            self._groups[request_id].num_cached_tokens = cached
+            if request_id in self._groups:
+                self._groups[request_id].num_cached_tokens = cached
             step.num_cached_tokens += cached
         for item in schedule.sequences:
             for chunk, track in zip(schedule.chunks[item.first_chunk :], item.sequence.tracks, strict=False):

@@ -45,7 +45,9 @@ class Gang:
         self.sequences.sort(key=lambda member: member.child)
 
     def missing(self) -> list[int]:
-        """Positions that each track has still to compute before the next tokens can be drawn."""
+        """Positions that each track has still to compute before the next tokens can be drawn; none if blocked."""
+        if any(sequence.is_blocked for sequence in self.sequences):
+            return [0] * sum(len(sequence.tracks) for sequence in self.sequences)
         if self.restart:  # the others follow when the first has come to where they part
             leader = self.sequences[0]
             lacking = [end - track.num_computed for track, end in zip(leader.tracks, self.restart, strict=True)]

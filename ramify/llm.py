@@ -10,20 +10,20 @@ import torch
 from tqdm import tqdm
 
 from ramify import validation as check
-from ramify.attention.base import Attention
 from ramify.attention.grouped import GroupedAttention
-from ramify.attention.torch_ref import TorchAttention
 from ramify.config import DEFAULT_MODEL, EngineConfig, EngineOptions
-from ramify.core import EngineCore
-from ramify.errors import InvalidInputError
+from ramify.core import Device, EngineCore
+from ramify.errors import InvalidInputError, WeightsError
 from ramify.kv.blocks import BlockManager
 from ramify.kv.pool import KVPool
 from ramify.kv.sizing import num_blocks, num_host_blocks
+from ramify.models.decoder import Decoder
 from ramify.models.loader import ModelLoader
+from ramify.models.weights import fill
 from ramify.outputs import RequestOutput
 from ramify.request import Request
 from ramify.runner import Runner
-from ramify.sampling_params import SamplingParams
+from ramify.sampling_params import SamplingParams, SamplingStrategy
 from ramify.scheduler import Scheduler
 from ramify.step import DeviceStep
 from ramify.text.chat_template import ChatTemplate
@@ -62,10 +62,19 @@ class LLM:
         loader = ModelLoader(self.config, say)
         decoder, self.tokenizer = loader.load_model_and_tokenizer()
         self.architecture = decoder.arch
+        self._decoder = decoder
+        self._weights_are_whole = True
         self.max_model_len = self.config.model_config.resolve_max_model_len(decoder.arch.max_position_embeddings)
         self._chat_template = _chat_template(self.tokenizer)
         cache, limits = self.config.cache_config, self.config.scheduler_config
-        blocks = num_blocks(cache, decoder, max_num_seqs=limits.max_num_seqs, max_model_len=self.max_model_len)
+        max_num_batched_tokens = limits.resolve_max_num_batched_tokens(on_gpu=decoder.device.type == "cuda")
+        blocks = num_blocks(
+            cache,
+            decoder,
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=self.max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
         host_blocks = num_host_blocks(cache, decoder) if limits.preemption_mode == "swap" else 0
         pool = KVPool(
             decoder.arch, blocks, cache.block_size, decoder.dtype, decoder.device, num_host_blocks=host_blocks
@@ -84,12 +93,12 @@ class LLM:
                     )
                 ],
                 max_num_seqs=limits.max_num_seqs,
-                max_num_batched_tokens=limits.resolve_max_num_batched_tokens(on_gpu=decoder.device.type == "cuda"),
+                max_num_batched_tokens=max_num_batched_tokens,
                 enable_chunked_prefill=limits.enable_chunked_prefill,
                 max_model_len=self.max_model_len,
                 preemption_mode=limits.preemption_mode,
             ),
-            DeviceStep(Runner(decoder, pool, _attention(decoder.device)), self.config.model_config.logprobs_mode),
+            _device(decoder, pool, self.config, self.max_model_len),
             seed=self.config.model_config.seed,
             eos_token_ids=eos_token_ids,
             make_text=self._make_text,
@@ -151,6 +160,26 @@ class LLM:
         ]
         return self._run(requests, use_tqdm=use_tqdm)
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        beam_width: int = 4,
+        n: int | None = None,
+        max_tokens: int | None = 16,
+        use_tqdm: bool = True,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """The n (default: all) likeliest continuations a beam search finds; other options are SamplingParams fields."""
+        params = SamplingParams(
+            strategy=SamplingStrategy.BEAM_SEARCH,
+            beam_width=beam_width,
+            n=beam_width if n is None else n,
+            max_tokens=max_tokens,
+            **options,
+        )
+        return self.generate(prompts, params, use_tqdm=use_tqdm)
+
     def render_chat(
         self,
         messages: Sequence[Message],
@@ -182,6 +211,20 @@ class LLM:
     def stats(self) -> dict[str, int]:
         """Counters since the start and the state of queue and cache."""
         return self.core.stats()
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Replaces all weights in place by a stream of (name, tensor), under the names of a Hugging Face checkpoint.
+
+        Strict: every parameter exactly once, shapes as they are. What earlier prompts left in the prefix cache was
+        computed with the old weights, so it is forgotten. If the stream breaks off, weights of two kinds are mixed:
+        nothing is generated until another stream has filled them all.
+        """
+        if self.core.has_unfinished():
+            raise InvalidInputError("weights can be replaced between calls only: requests are running")
+        self._weights_are_whole = False
+        self.reset_prefix_cache()
+        fill(self._decoder, weights)
+        self._weights_are_whole = True
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -265,6 +308,8 @@ class LLM:
 
     def _steps(self, requests: list[Request]) -> Iterator[RequestOutput]:
         """Adds requests, steps until they have ended, yields their outputs; whatever stops it aborts them."""
+        if not self._weights_are_whole:
+            raise WeightsError("the last load_weights broke off, so the weights are incomplete: load them again")
         try:
             for request in requests:
                 self.core.add_request(request)
@@ -287,8 +332,21 @@ def _as_list(prompts: Any) -> list[Prompt]:
     return listed
 
 
-def _attention(device: torch.device) -> Attention:
-    return GroupedAttention() if device.type == "cpu" else TorchAttention(device)
+def _device(decoder: Decoder, pool: KVPool, config: EngineConfig, max_model_len: int) -> Device:
+    """What runs plans where the model is: graphs on a GPU, grouped attention on a CPU."""
+    mode = config.model_config.logprobs_mode
+    if decoder.device.type == "cpu":
+        return DeviceStep(Runner(decoder, pool, GroupedAttention()), mode)
+    from ramify.cuda.step import CudaStep  # needs Triton, which only a GPU needs
+
+    return CudaStep(
+        decoder,
+        pool,
+        max_num_seqs=config.scheduler_config.max_num_seqs,
+        max_model_len=max_model_len,
+        logprobs_mode=mode,
+        use_graphs=not config.model_config.enforce_eager,
+    )
 
 
 def _chat_template(tokenizer: Tokenizer | None) -> ChatTemplate | None:

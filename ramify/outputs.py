@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from ramify.errors import InvalidInputError
 
 
 class FinishReason(StrEnum):
@@ -39,6 +41,41 @@ class CompletionOutput:
 
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    def is_empty(self) -> bool:
+        """Whether it says nothing: no token before the one that ended it.
+
+        An EOS or stop id is among the tokens; a stop string is not. Text, where there is some, says more than a count.
+        """
+        ended_by_token = self.finish_reason is FinishReason.STOP and not isinstance(self.stop_reason, str)
+        return not self.token_ids or (len(self.token_ids) == int(ended_by_token) and not self.text)
+
+    def append(self, token_id: int, text: str, logprob: float) -> CompletionOutput:
+        """A new output, longer by one token; this one is a snapshot and stays as it is.
+
+        A score belonged to the shorter output and is not carried over.
+        """
+        if self.finished():
+            raise InvalidInputError(
+                f"output {self.index} has ended ({self.finish_reason}): nothing can be appended to it"
+            )
+        if self.logprobs is not None:
+            raise InvalidInputError(
+                f"output {self.index} reports logprobs, one row per token: one logprob alone makes no row to append"
+            )
+        return replace(
+            self,
+            text=self.text + text,
+            token_ids=(*self.token_ids, token_id),
+            cumulative_logprob=self.cumulative_logprob + logprob,
+            score=None,
+        )
+
+    def compute_score(self) -> float:
+        """What it ranks by: the score it was given, else its cumulative logprob; an empty output ranks last."""
+        if self.score is not None:
+            return self.score
+        return float("-inf") if self.is_empty() else self.cumulative_logprob
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,17 @@ What is made for every row of every step is a NamedTuple: as frozen as a datacla
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ramify.sampling_params import SamplingParams, SamplingStrategy
 
+SamplerKind = Literal["plain", "filtered", "full"]  # temperature alone; top-k, top-p and min-p too; anything
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
@@ -26,6 +27,7 @@ class Chunk(NamedTuple):
     token_ids: Sequence[int]
     start: int
     block_table: tuple[int, ...]
+    key: str = ""  # the track's name
 
     @property
     def end(self) -> int:
@@ -47,6 +49,22 @@ class Rules:
         """What a token loses per earlier sibling that took it in this step; beams do that sum on the host."""
         diverse = self.params.resolved_strategy is SamplingStrategy.DIVERSE
         return self.params.diversity_penalty if diverse else 0.0
+
+    @cached_property
+    def sampler_kind(self) -> SamplerKind:
+        """The cheapest sampler that serves a row of this request."""
+        params = self.params
+        if (
+            params.looks_back
+            or params.logit_bias
+            or params.allowed_token_ids
+            or params.min_tokens
+            or params.logprobs is not None
+            or params.num_together is not None
+        ):
+            return "full"
+        narrows = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        return "filtered" if narrows and params.temperature else "plain"
 
     @cached_property
     def distinct_prompts(self) -> tuple[Integers, ...]:
@@ -98,13 +116,14 @@ class SharedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. The device first swaps out, then copies, then swaps in, then computes, then draws."""
+    """One step. The device swaps out, copies, swaps in, makes the late copies, computes, and draws, in this order."""
 
     chunks: tuple[Chunk, ...]
     draws: tuple[Draw, ...]
     copies: tuple[BlockCopy, ...] = ()
     swaps_out: tuple[BlockCopy, ...] = ()  # from device to host
     swaps_in: tuple[BlockCopy, ...] = ()  # from host to device
+    late_copies: tuple[BlockCopy, ...] = ()
     shared: tuple[SharedPrefix, ...] = ()
     prompt_reports: tuple[PromptReport, ...] = ()
 
@@ -145,3 +164,6 @@ class StepResult:
     reports: dict[int, TokenReport] = field(default_factory=dict)  # of draws that asked for logprobs
     expansions: dict[int, list[Expansion]] = field(default_factory=dict)  # of draws that asked for candidates
     prompts: list[list[TokenReport]] = field(default_factory=list)  # one list per prompt report of the plan
+
+
+Ticket = Callable[[], StepResult]  # waits for the result of a launched plan

@@ -22,7 +22,8 @@ class Runner:
     @torch.inference_mode()
     def forward(self, plan: Plan) -> Tensor:
         """Computes all chunks; returns the hidden states (tokens of the step, hidden), chunk by chunk."""
-        self._move_blocks(plan)
+        move_blocks(self.pool, plan)
+        self.pool.clear([block for chunk in plan.chunks for block in _entered(chunk, self.pool.block_size)])
         token_ids: list[int] = []
         positions: list[int] = []
         for chunk in plan.chunks:
@@ -40,12 +41,13 @@ class Runner:
             hidden = hidden[torch.tensor(rows, device=hidden.device)]
         return self.decoder.logits(hidden)
 
-    def _move_blocks(self, plan: Plan) -> None:
-        # This order is the scheduler's promise: a block may be read by one of these and then be another's target.
-        self.pool.swap_out(_pairs(plan.swaps_out))
-        self.pool.copy_blocks(_pairs(plan.copies))
-        self.pool.swap_in(_pairs(plan.swaps_in))
-        self.pool.clear([block for chunk in plan.chunks for block in _entered(chunk, self.pool.block_size)])
+
+def move_blocks(pool: KVPool, plan: Plan) -> None:
+    """This order is the scheduler's promise: a block may be read by one of these and then be another's target."""
+    pool.swap_out(_pairs(plan.swaps_out))
+    pool.copy_blocks(_pairs(plan.copies))
+    pool.swap_in(_pairs(plan.swaps_in))
+    pool.copy_blocks(_pairs(plan.late_copies))
 
 
 def _pairs(copies: Sequence[BlockCopy]) -> list[tuple[int, int]]:

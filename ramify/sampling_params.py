@@ -49,8 +49,8 @@ class OutputKind(StrEnum):
     CUMULATIVE = "cumulative"
 
 
-def _option(default: Any, help_text: str) -> Any:
-    return field(default=default, metadata={"help": help_text})
+def _option(default: Any, help_text: str, *, is_hashable: bool = True) -> Any:
+    return field(default=default, metadata={"help": help_text}, hash=None if is_hashable else False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class SamplingParams:
     min_tokens: int = _option(0, "no end token before this many tokens")
     logprobs: int | None = _option(None, "likeliest alternatives to report per output token")
     prompt_logprobs: int | None = _option(None, "likeliest alternatives to report per prompt token")
-    logit_bias: Mapping[int, float] | None = _option(None, "token id -> amount added to its logit")
+    logit_bias: Mapping[int, float] | None = _option(None, "token id -> amount added to its logit", is_hashable=False)
     allowed_token_ids: Sequence[int] | None = _option(None, "draw only from these")
     bad_words: Sequence[str] | None = _option(None, "never write these")
     detokenize: bool = _option(True, "make text of the tokens")
@@ -128,6 +128,17 @@ class SamplingParams:
         if self.resolved_strategy is SamplingStrategy.BEAM_SEARCH:
             return self.resolved_beam_width
         return self.num_samples if self.resolved_strategy is SamplingStrategy.DIVERSE else None
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether what may be drawn depends on which tokens were drawn before."""
+        return bool(
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1
+            or self.bad_words
+            or self.logits_processors
+        )
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -42,10 +42,12 @@ class Schedule:
     chunks: list[Chunk] = field(default_factory=list)
     tracks: list[Track] = field(default_factory=list)  # whose chunk each is
     copies: list[BlockCopy] = field(default_factory=list)
+    late_copies: list[BlockCopy] = field(default_factory=list)  # of what came back in this step
     swaps_out: list[BlockCopy] = field(default_factory=list)
     swaps_in: list[BlockCopy] = field(default_factory=list)
     shared: list[SharedPrefix] = field(default_factory=list)
     num_preempted: int = 0
+    is_short: bool = False  # some found no room, and nobody could be made to give way
     num_cached_tokens: dict[str, int] = field(default_factory=dict)  # by request, for prompts that found a prefix
 
 
@@ -176,13 +178,21 @@ class Scheduler:
 
     # -- one step --------------------------------------------------------------------------------------------
 
-    def schedule(self) -> Schedule:
+    def schedule(self, *, may_preempt: bool = True) -> Schedule:
+        """Decides a step. While another is under way nobody can be made to give way: it may be about to fork or end."""
         step = Schedule(self.max_num_batched_tokens)
         shares = self._share_budget(step)
         for gang in list(self.running):
-            if gang in shares and gang.status is SequenceStatus.RUNNING:
-                self._grow(gang, shares[gang], step)
-        self._admit(step)
+            if gang not in shares or gang.status is not SequenceStatus.RUNNING:
+                continue
+            if not may_preempt and not self._has_room(gang, shares[gang]):
+                step.is_short = True  # those after it must not take what it lacks
+                break
+            self._grow(gang, shares[gang], step)
+        if not step.is_short:
+            self._admit(step)
+        # Who went to host memory in this step may have been made to forget that too, and its place given to another.
+        step.swaps_out = list({(copy.model, copy.target): copy for copy in step.swaps_out}.values())
         step.shared = self._find_sharing(step)
         return step
 
@@ -256,14 +266,17 @@ class Scheduler:
         manager = self.managers[track.model]
         start, end = track.num_computed, track.num_computed + count
         copies = manager.extend(track.key, start, end)
-        step.copies += [BlockCopy(track.model, source, target) for source, target in copies]
+        # Who is being admitted may copy from a block that is swapped in only now.
+        made = step.copies if sequence.status is SequenceStatus.RUNNING else step.late_copies
+        made += [BlockCopy(track.model, source, target) for source, target in copies]
         tokens = sequence.tokens_between(track, start, end)
-        step.chunks.append(Chunk(track.model, tokens, start, manager.table(track.key)))
+        step.chunks.append(Chunk(track.model, tokens, start, manager.table(track.key), track.key))
         step.tracks.append(track)
         # True once this step has run, and nothing runs before it: later tracks of this very step may share.
         track.num_computed = end
-        if end // manager.block_size > start // manager.block_size:
-            manager.publish(track.key, end, partial(sequence.tokens_between, track))
+        known = end - sequence.num_pending  # a block whose last token is pending is published one step later
+        if known // manager.block_size > (start - 1) // manager.block_size:
+            manager.publish(track.key, known, partial(sequence.tokens_between, track))
 
     # -- admission -------------------------------------------------------------------------------------------
 
@@ -284,12 +297,12 @@ class Scheduler:
             if not any(share):
                 return
             self.waiting.pop(0)
-            gang.move(SequenceStatus.RUNNING)
-            insort(self.running, gang, key=_order)
-            self._sharing = None
             room -= gang.size
             step.budget -= sum(share)
             self._place(gang, share, step)
+            gang.move(SequenceStatus.RUNNING)
+            insort(self.running, gang, key=_order)
+            self._sharing = None
 
     def _plan_restart(self, gang: Gang) -> None:
         """Several that lost all they had: what they have in common is computed once, as it was at first."""
@@ -334,15 +347,13 @@ class Scheduler:
             manager = self.managers[model]
             spare[model] -= manager.num_free - manager.num_free_without(entries)
             totals = [manager.blocks_for(sequence.num_tokens(track)) for sequence, track in members]
-            if gang.status is SequenceStatus.SWAPPED:
-                held = [manager.blocks_for(track.num_computed) for _, track in members]
-                wanted[model] += manager.num_swapped([track.key for _, track in members]) + sum(totals) - sum(held)
-            elif gang.restart:
+            if gang.restart:
                 common = gang.restart[index] // manager.block_size
                 wanted[model] += sum(totals) - (len(totals) - 1) * common - len(entries)
             elif entries:
                 wanted[model] += totals[0] - len(entries)
             else:
+                wanted[model] += manager.num_swapped([track.key for _, track in members])
                 wanted[model] += manager.num_new_blocks_of(
                     (track.key, track.num_computed, sequence.num_tokens(track)) for sequence, track in members
                 )

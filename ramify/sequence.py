@@ -81,6 +81,7 @@ class SequenceData:
 
 
 Order = tuple[int, int, int]  # priority, arrival, child
+PENDING = -1  # stands for a token that the device has drawn and the host does not know yet
 
 
 class Track:
@@ -106,6 +107,8 @@ class Sequence:
         "_status",
         "child",
         "data",
+        "is_blocked",
+        "num_pending",
         "order",
         "request_id",
         "sampling_params",
@@ -134,6 +137,8 @@ class Sequence:
         self.child = child
         self.tracks = tracks if tracks is not None else [Track(f"{seq_id}/0", 0, self.data.prompt_token_ids)]
         self.stop_reason: int | str | None = None
+        self.num_pending = 0  # tokens drawn in a step under way: 0 or 1
+        self.is_blocked = False  # what follows depends on the step under way: nothing is scheduled before it is known
         self.order: Order = (0, 0, child)  # who goes first: the lower
         self._status = SequenceStatus.WAITING
 
@@ -178,19 +183,21 @@ class Sequence:
     # -- tokens, as a track's model sees them ----------------------------------------------------------------
 
     def num_tokens(self, track: Track) -> int:
-        return len(track.prompt_token_ids) + len(self.data.output_token_ids)
+        return len(track.prompt_token_ids) + len(self.data.output_token_ids) + self.num_pending
 
     def num_missing(self, track: Track) -> int:
         """Positions that this track's model has still to compute before the next token can be drawn."""
         return self.num_tokens(track) - track.num_computed
 
     def tokens_between(self, track: Track, start: int, end: int) -> list[int]:
-        """Tokens at positions start..end of a track: its prompt, then the common output."""
+        """Tokens at positions start..end of a track: its prompt, then the common output, then what is pending."""
         prompt = track.prompt_token_ids
         shift = len(prompt)
         if start >= shift:
-            return self.data.output_token_ids[start - shift : end - shift]
-        return prompt[start:end] + self.data.output_token_ids[: max(0, end - shift)]
+            tokens = self.data.output_token_ids[start - shift : end - shift]
+        else:
+            tokens = prompt[start:end] + self.data.output_token_ids[: max(0, end - shift)]
+        return [*tokens, PENDING] if self.num_pending and len(tokens) == end - start - 1 else tokens
 
     # -- the documents' names --------------------------------------------------------------------------------
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from ramify.config import LogprobsMode
-from ramify.plan import Plan, PromptReport, StepResult, TokenReport
+from ramify.plan import Plan, StepResult, Ticket, TokenReport
 from ramify.runner import Runner
 from ramify.sampling.pipeline import Sampler
 from ramify.sampling.reports import report
@@ -21,11 +23,17 @@ class DeviceStep:
         self.runner = runner
         self.sampler = Sampler(logprobs_mode)
 
+    runs_ahead = False
+
+    def launch(self, plan: Plan) -> Ticket:
+        result = self.run(plan)
+        return lambda: result
+
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
         hidden = self.runner.forward(plan)
         ends = list(accumulate(len(chunk.token_ids) for chunk in plan.chunks))  # one past each chunk's last row
-        prompts = [self._prompt_reports(hidden, ends, asked) for asked in plan.prompt_reports]
+        prompts = prompt_reports(plan, [0, *ends], partial(self.runner.logits, hidden))
         if not plan.draws:
             return StepResult([], [], prompts=prompts)
         chunks = sorted({item.chunks[0] for item in plan.draws})
@@ -35,15 +43,24 @@ class DeviceStep:
         result.prompts.extend(prompts)
         return result
 
-    def _prompt_reports(self, hidden: Tensor, ends: list[int], asked: PromptReport) -> list[TokenReport]:
-        """A few rows at a time: a prompt's logits as a whole may be larger than the model."""
-        first = (ends[asked.chunk - 1] if asked.chunk else 0) + asked.first
+
+def prompt_reports(
+    plan: Plan, first_rows: Sequence[int], logits_after: Callable[[Sequence[int]], Tensor]
+) -> list[list[TokenReport]]:
+    """What is asked about prompts, a few rows at a time: a prompt's logits may be larger than the model.
+
+    first_rows: of each chunk; logits_after gives the logits after some rows of the step.
+    """
+    told = []
+    for asked in plan.prompt_reports:
+        first = first_rows[asked.chunk] + asked.first
         reports: list[TokenReport] = []
         for start in range(0, len(asked.targets), PROMPT_ROWS_AT_ONCE):
             targets = asked.targets[start : start + PROMPT_ROWS_AT_ONCE]
             rows = range(first + start, first + start + len(targets))
-            logits = self.runner.logits(hidden, rows)
+            logits = logits_after(rows)
             reports += [
                 row[0] for row in report(logits, torch.tensor(targets, device=logits.device)[:, None], asked.num_top)
             ]
-        return reports
+        told.append(reports)
+    return told

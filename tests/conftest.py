@@ -13,6 +13,17 @@ from hypothesis import HealthCheck, settings
 
 from ramify.models import embedded
 
+# Before torch is there: tests compute little at a time, and threads that wait for each other on a busy machine cost
+# more than they bring.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+# Triton decides when it is first imported whether kernels are compiled or interpreted, and some packages import it on
+# their way. Without a GPU the kernels' tests (tests/kernels) run in its interpreter.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # A shared machine may be slow at any moment: no example fails for its time. In CI the same examples run every time.
 settings.register_profile(
     "ramify", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))

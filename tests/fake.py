@@ -15,10 +15,11 @@ from torch import Tensor
 from ramify.config import LogprobsMode, PreemptionMode
 from ramify.core import EngineCore
 from ramify.kv.blocks import BlockManager
-from ramify.plan import Plan, StepResult
+from ramify.plan import Plan, StepResult, Ticket
 from ramify.sampling.pipeline import Sampler
 from ramify.sampling.reports import report
 from ramify.scheduler import Scheduler
+from ramify.sequence import PENDING
 from ramify.text.stream import TextStream
 
 VOCAB = 300
@@ -29,12 +30,20 @@ class FakeDevice:
     """Runs plans over a pool of token ids; remembers every plan."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, num_host_blocks: int = 0, logprobs_mode: LogprobsMode = "raw"
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        logprobs_mode: LogprobsMode = "raw",
+        *,
+        runs_ahead: bool = False,
     ) -> None:
         self.block_size = block_size
         self.pool = [[EMPTY] * block_size for _ in range(num_blocks)]
         self.host = [[EMPTY] * block_size for _ in range(num_host_blocks)]
         self.plans: list[Plan] = []
+        self.runs_ahead = runs_ahead
+        self._last_drawn: dict[str, int] = {}  # by track
         self.sampler = Sampler(logprobs_mode)
         self.poisoned: Callable[[list[int]], bool] = lambda _tokens: False
 
@@ -44,12 +53,20 @@ class FakeDevice:
             assert len(tables) == 1, "a group that does not share"
             assert all(plan.chunks[index].start >= group.num_blocks * self.block_size for index in group.chunks)
 
+    def launch(self, plan: Plan) -> Ticket:
+        """Runs at once, but tells later: who runs ahead sees tokens as PENDING, as on a real device."""
+        result = self.run(plan)
+        for draw, token_id in zip(plan.draws, result.token_ids, strict=True):
+            self._last_drawn[plan.chunks[draw.chunks[0]].key] = token_id
+        return lambda: result
+
     def run(self, plan: Plan) -> StepResult:
         self.plans.append(plan)
         for moves, sources, targets in (
             (plan.swaps_out, self.pool, self.host),
             (plan.copies, self.pool, self.pool),
             (plan.swaps_in, self.host, self.pool),
+            (plan.late_copies, self.pool, self.pool),
         ):
             contents = {move.target: list(sources[move.source]) for move in moves}
             assert len(contents) == len(moves), "two moves into one block"
@@ -61,7 +78,8 @@ class FakeDevice:
             for offset, token_id in enumerate(chunk.token_ids):
                 position = chunk.start + offset
                 block = chunk.block_table[position // self.block_size]
-                self.pool[block][position % self.block_size] = token_id
+                known = self._last_drawn[chunk.key] if token_id == PENDING else token_id
+                self.pool[block][position % self.block_size] = known
         for chunk in plan.chunks:
             seen = [
                 self.pool[chunk.block_table[position // self.block_size]][position % self.block_size]
@@ -105,6 +123,7 @@ def fake_engine(
     eos_token_ids: frozenset[int] = frozenset({0}),
     seed: int = 0,
     logprobs_mode: LogprobsMode = "raw",
+    runs_ahead: bool = False,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> EngineCore:
     scheduler = Scheduler(
@@ -124,7 +143,7 @@ def fake_engine(
     )
     return EngineCore(
         scheduler,
-        FakeDevice(num_blocks, block_size, num_host_blocks, logprobs_mode),
+        FakeDevice(num_blocks, block_size, num_host_blocks, logprobs_mode, runs_ahead=runs_ahead),
         seed=seed,
         eos_token_ids=eos_token_ids,
         make_text=lambda _params: TextStream(None),

@@ -12,10 +12,11 @@ o = (o1 e^l1 + o2 e^l2) / (e^l1 + e^l2).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.attention.slots import IntArray, slots_of
@@ -23,16 +24,17 @@ from ramify.kv.pool import KVPool
 from ramify.plan import Chunk, SharedPrefix
 
 FEWEST_SHARED_TOKENS = 32  # below this a second part and a merge cost more than reading twice
-_attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # resolved once, not at every call
 
 
 @dataclass(frozen=True, slots=True)
 class _Dense:
-    """Rows that all see the same positions: the first `length` of these blocks."""
+    """Rows that all see the same positions: the first `length` of these blocks, as views where they are neighbours."""
 
     rows: slice | Tensor
     blocks: slice | Tensor
     length: int
+    views: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None  # keys and values by layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,7 @@ class GroupedAttention:
     def __init__(self) -> None:
         self._pool: KVPool | None = None
         self._slots = torch.empty(0, dtype=torch.long)
-        self._parts: list[Part] = []
-        self._num_rows = 0
+        self._parts: list[tuple[Part, bool]] = []  # and whether it is the first that its rows see
 
     # -- once a step -----------------------------------------------------------------------------------------
 
@@ -67,10 +68,9 @@ class GroupedAttention:
         self._pool = pool
         size = pool.block_size
         starts = np.cumsum([0, *(len(chunk.token_ids) for chunk in chunks)])
-        self._num_rows = int(starts[-1])
         self._slots = torch.from_numpy(np.concatenate([slots_of(chunk, size, chunk.start) for chunk in chunks]))
         covered = [0] * len(chunks)  # blocks of each chunk that a group reads for it
-        self._parts = []
+        parts: list[Part] = []
         for group in shared:
             if (len(group.chunks) - 1) * group.num_blocks * size < FEWEST_SHARED_TOKENS:
                 continue
@@ -78,12 +78,13 @@ class GroupedAttention:
                 covered[index] = group.num_blocks
             rows = np.concatenate([np.arange(starts[index], starts[index + 1]) for index in sorted(group.chunks)])
             table = chunks[group.chunks[0]].block_table[: group.num_blocks]
-            self._parts.append(_Dense(_as_slice(rows), _as_slice(np.array(table)), group.num_blocks * size))
+            parts.append(_Dense(_as_slice(rows), _as_slice(np.array(table)), group.num_blocks * size))
         singles = [index for index, chunk in enumerate(chunks) if len(chunk.token_ids) == 1]
-        self._parts += _padded_parts(chunks, singles, covered, starts, size)
+        parts += _padded_parts(chunks, singles, covered, starts, size)
         for index, chunk in enumerate(chunks):
             if len(chunk.token_ids) > 1:
-                self._parts += _chunk_parts(chunk, covered[index], int(starts[index]), size)
+                parts += _chunk_parts(chunk, covered[index], int(starts[index]), size)
+        self._parts = _with_firsts([_for_all_layers(part, pool) for part in parts], int(starts[-1]))
 
     # -- once a layer ----------------------------------------------------------------------------------------
 
@@ -91,7 +92,7 @@ class GroupedAttention:
         assert self._pool is not None, "prepare comes first"
         self._pool.write(layer, self._slots, keys, values)
         merged = _Merge(queries)
-        for part in self._parts:
+        for part, first in self._parts:
             match part:
                 case _Dense():
                     output, scores = self._dense(layer, queries[part.rows], part)
@@ -99,54 +100,79 @@ class GroupedAttention:
                     output, scores = self._padded(layer, queries[part.rows], part)
                 case _Causal():
                     output, scores = _causal(queries[part.rows], keys[part.rows], values[part.rows])
-            merged.add(part.rows, output, scores)
+            merged.add(part.rows, output, scores, first)
         return merged.output.flatten(1)
 
     def _dense(self, layer: int, queries: Tensor, part: _Dense) -> tuple[Tensor, Tensor]:
         assert self._pool is not None
         rows, heads, head_dim = queries.shape
-        blocks = self._pool.blocks[layer]
-        seen = blocks[part.blocks] if isinstance(part.blocks, slice) else blocks.index_select(0, part.blocks)
-        kv = seen.view(-1, *seen.shape[2:])[: part.length].permute(1, 2, 0, 3)  # (2, kv_heads, length, head_dim)
-        kv_heads = kv.shape[1]
+        if part.views is not None:
+            keys, values = part.views[0][layer], part.views[1][layer]  # (1, kv_heads, length, head_dim)
+        else:
+            assert isinstance(part.blocks, Tensor)
+            seen = self._pool.layer_blocks[layer].index_select(0, part.blocks).flatten(0, 1)[: part.length]
+            keys, values = seen.permute(1, 2, 0, 3).unsqueeze(1).unbind(0)
+        kv_heads = keys.shape[1]
         # Heads that share keys become further queries: one product per key-value head.
         q = queries.view(rows, kv_heads, -1, head_dim).transpose(0, 1).reshape(1, kv_heads, -1, head_dim)
-        output, scores = _attend(q, kv[0][None], kv[1][None])
+        output, scores = _attend(q, keys, values)
         output = output.view(kv_heads, rows, -1, head_dim).transpose(0, 1).reshape(rows, heads, head_dim)
         return output, scores.view(kv_heads, rows, -1).transpose(0, 1).reshape(rows, heads)
 
     def _padded(self, layer: int, queries: Tensor, part: _Padded) -> tuple[Tensor, Tensor]:
         assert self._pool is not None
         rows, heads, head_dim = queries.shape
-        seen = self._pool.blocks[layer].index_select(0, part.blocks)
+        seen = self._pool.layer_blocks[layer].index_select(0, part.blocks)
         kv = seen.view(rows, -1, *seen.shape[2:]).permute(2, 0, 3, 1, 4)  # (2, B, kv_heads, longest, head_dim)
         q = queries.view(rows, kv.shape[2], -1, head_dim)
-        output, scores = _attend(q, kv[0], kv[1], attn_mask=part.mask.to(q.dtype))
-        return output.reshape(rows, heads, head_dim), scores.reshape(rows, heads)
+        count = q.shape[2]
+        if 1 < count < 4:  # a fourth query costs less than nothing: products of four rows are a fifth faster
+            q = F.pad(q, (0, 0, 0, 4 - count))
+        output, scores = _attend(q, kv[0], kv[1], attn_mask=part.mask)
+        return output[:, :, :count].reshape(rows, heads, head_dim), scores[:, :, :count].reshape(rows, heads)
 
 
 class _Merge:
-    """Collects the parts of every row. The first part of a row is taken as it is."""
+    """Collects the parts of every row; the first part of a row is taken as it is."""
 
     def __init__(self, queries: Tensor) -> None:
         self._shape = queries.shape
-        self._seen = False
-        self.output = queries
-        self._scores = queries
+        self._whole = slice(0, queries.shape[0])
+        self.output: Tensor = queries
+        self._scores: Tensor | None = None
 
-    def add(self, rows: slice | Tensor, output: Tensor, scores: Tensor) -> None:
-        whole = isinstance(rows, slice) and rows == slice(0, self._shape[0])
-        if not self._seen:
-            self._seen = True
-            if whole:
-                self.output, self._scores = output, scores
-                return
+    def add(self, rows: slice | Tensor, output: Tensor, scores: Tensor, first: bool) -> None:
+        if isinstance(rows, slice) and rows == self._whole:
+            if self._scores is not None:
+                output, scores = _merged(self.output, self._scores, output, scores)
+            self.output, self._scores = output, scores
+            return
+        if self._scores is None:
             self.output = output.new_zeros(self._shape)
             self._scores = scores.new_full(self._shape[:2], -torch.inf)
-        if whole:
-            self.output, self._scores = _merged(self.output, self._scores, output, scores)
-        else:
-            self.output[rows], self._scores[rows] = _merged(self.output[rows], self._scores[rows], output, scores)
+        if not first:
+            output, scores = _merged(self.output[rows], self._scores[rows], output, scores)
+        self.output[rows], self._scores[rows] = output, scores
+
+
+def _for_all_layers(part: Part, pool: KVPool) -> Part:
+    """What every layer of a step needs alike: views of neighbouring blocks, a mask in the model's precision."""
+    if isinstance(part, _Dense) and isinstance(part.blocks, slice):
+        return replace(part, views=pool.views(part.blocks, part.length))
+    if isinstance(part, _Padded):
+        return replace(part, mask=part.mask.to(pool.kv.dtype))
+    return part
+
+
+def _with_firsts(parts: Sequence[Part], num_rows: int) -> list[tuple[Part, bool]]:
+    """Every part, and whether none of its rows was in an earlier one: it then need not be merged with anything."""
+    seen = np.zeros(num_rows, dtype=bool)
+    marked = []
+    for part in parts:
+        rows = part.rows if isinstance(part.rows, slice) else part.rows.numpy()
+        marked.append((part, not seen[rows].any()))
+        seen[rows] = True
+    return marked
 
 
 def _merged(one: Tensor, one_scores: Tensor, other: Tensor, other_scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,10 +184,9 @@ def _merged(one: Tensor, one_scores: Tensor, other: Tensor, other_scores: Tensor
 
 
 def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    repeats = queries.shape[1] // keys.shape[1]
-    k = keys.repeat_interleave(repeats, dim=1).transpose(0, 1)[None]
-    v = values.repeat_interleave(repeats, dim=1).transpose(0, 1)[None]
-    output, scores = _attend(queries.transpose(0, 1)[None], k, v, 0.0, True)
+    # Fewer heads of keys than of queries: the operator lets neighbouring queries share them.
+    q, k, v = (x.transpose(0, 1)[None] for x in (queries, keys, values))
+    output, scores = _attend(q, k, v, 0.0, True)
     return output[0].transpose(0, 1), scores[0].transpose(0, 1)
 
 

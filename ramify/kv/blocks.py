@@ -75,18 +75,21 @@ class BlockManager:
         return shared + last - max(first, min(last, len(table)))
 
     def num_new_blocks_of(self, extents: Iterable[tuple[str, int, int]]) -> int:
-        """How many blocks these (key, start, end) would take one after the other: the last to hold a block keeps it."""
+        """How many blocks these (key, start, end) would take one after the other: the last to hold a block keeps it.
+
+        For tracks that are swapped out: how many beside those that they are swapped into.
+        """
         total = 0
-        left: dict[int, int] = {}  # holders of shared blocks that have not written yet
+        left: dict[int | Place, int] = {}  # holders of shared blocks that have not written yet
         for key, start, end in extents:
-            table = self._tables.get(key, ())
+            held: Sequence[int | Place] = self._swapped.get(key) or self._tables.get(key, ())
             first, last = start // self.block_size, self.blocks_for(end)
-            for block in table[first:last]:
-                holders = left.get(block, self._counts[block])
+            for block in held[first:last]:
+                holders = left.get(block, self._num_holders(block))
                 if holders > 1:
                     total += 1
                     left[block] = holders - 1
-            total += last - max(first, min(last, len(table)))
+            total += last - max(first, min(last, len(held)))
         return total
 
     def find(self, tokens: Sequence[int]) -> list[Entry]:
@@ -221,6 +224,11 @@ class BlockManager:
         """Whether these positions lie in one block that the track holds alone: what almost every decode finds."""
         index = start // self.block_size
         return (end - 1) // self.block_size == index < len(table) and self._counts[table[index]] == 1
+
+    def _num_holders(self, block: int | Place) -> int:
+        if isinstance(block, int):
+            return self._counts[block]
+        return self._counts[block.block] if block.on_device else self._host_counts[block.block]
 
     def _only_held_by(self, keys: Iterable[str]) -> list[int]:
         """Blocks that no other track holds, in the order of the tables."""

@@ -36,16 +36,22 @@ class KVPool:
         self.num_host_blocks = num_host_blocks
         shape = (arch.num_layers, num_blocks * block_size, 2, arch.num_kv_heads, arch.head_dim)
         self.kv = _zeros(shape, dtype, device)
+        # (layers, num_blocks, block_size, 2, kv_heads, head_dim): the same memory, block by block.
+        self.blocks = self.kv.view(arch.num_layers, num_blocks, block_size, *shape[2:])
+        # A view costs as much as a small product, so each layer's are made once.
+        self.layers = self.kv.unbind(0)
+        self.layer_blocks = self.blocks.unbind(0)
         self._host_blocks: Tensor | None = None
-
-    @property
-    def blocks(self) -> Tensor:
-        """(layers, num_blocks, block_size, 2, kv_heads, head_dim): the same memory, block by block."""
-        return self.kv.view(self.kv.shape[0], self.num_blocks, self.block_size, *self.kv.shape[2:])
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """slots (T,), keys and values (T, kv_heads, head_dim)."""
-        self.kv[layer].index_copy_(0, slots, torch.stack((keys, values), dim=1))
+        self.layers[layer].index_copy_(0, slots, torch.stack((keys, values), dim=1))
+
+    def views(self, blocks: slice, length: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """By layer, keys and values (1, kv_heads, length, head_dim) of the first slots of neighbouring blocks."""
+        start = blocks.start * self.block_size
+        keys, values = self.kv[:, start : start + length].permute(2, 0, 3, 1, 4).unsqueeze(2).unbind(0)
+        return keys.unbind(0), values.unbind(0)
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zeroes blocks: what an earlier owner left behind, were it NaN, would show through any mask."""

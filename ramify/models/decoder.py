@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.models.families import Architecture
-from ramify.models.linear import Linear, product
+from ramify.models.linear import Linear, may_pack
 from ramify.models.rope import Turns, inverse_frequencies, rotate
 
 # (layer, queries (T, heads, head_dim), keys and values (T, kv_heads, head_dim)) -> (T, heads * head_dim)
@@ -27,7 +27,7 @@ class Layer:
         hidden, inner = arch.hidden_size, arch.intermediate_size
 
         def linear(rows: int, columns: int, bias: bool) -> Linear:
-            return Linear(rows, columns, bias=bias, dtype=dtype, device=device)
+            return Linear.empty(rows, columns, bias=bias, dtype=dtype, device=device)
 
         def norm(size: int) -> Tensor:
             return torch.empty(size, dtype=dtype, device=device)
@@ -40,6 +40,7 @@ class Layer:
         self.post_norm = norm(hidden)
         self.gate_up = linear(2 * inner, hidden, arch.mlp_bias)
         self.down = linear(hidden, inner, arch.mlp_bias)
+        self.linears = (self.qkv, self.output, self.gate_up, self.down)
 
 
 class Decoder:
@@ -52,8 +53,11 @@ class Decoder:
         self.embedding = torch.empty(arch.vocab_size, arch.hidden_size, dtype=dtype, device=device)
         self.layers = [Layer(arch, dtype, device) for _ in range(arch.num_layers)]
         self.final_norm = torch.empty(arch.hidden_size, dtype=dtype, device=device)
-        self.head = self.embedding if arch.tie_embeddings else torch.empty_like(self.embedding)
+        self.head = Linear(self.embedding if arch.tie_embeddings else torch.empty_like(self.embedding))
         self.frequencies = inverse_frequencies(arch.rope, arch.head_dim).to(device)
+        num_bytes = sum(parameter.numel() * parameter.itemsize for _, parameter in parameters(self))
+        for linear in (self.head, *(linear for layer in self.layers for linear in layer.linears)):
+            linear.may_pack = may_pack(linear.weight, num_bytes)
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -72,7 +76,7 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """(R, hidden) -> (R, vocabulary) float32."""
-        return product(hidden, self.head).float().contiguous()
+        return self.head.product(hidden).float().contiguous()
 
     def _qkv(self, layer: Layer, x: Tensor, turns: Turns) -> tuple[Tensor, Tensor, Tensor]:
         arch = self.arch
@@ -117,7 +121,7 @@ def parameters(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
         yield from _packed(f"{name}.mlp.{{}}_proj", layer.down, {"down": arch.hidden_size})
     yield "model.norm.weight", decoder.final_norm
     if not arch.tie_embeddings:
-        yield "lm_head.weight", decoder.head
+        yield "lm_head.weight", decoder.head.weight
 
 
 def _packed(pattern: str, linear: Linear, rows: dict[str, int]) -> Iterator[tuple[str, Tensor]]:

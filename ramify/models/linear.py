@@ -1,19 +1,26 @@
 """A weight that multiplies, in the form that is fastest for the number of rows.
 
 On a CPU the form of a float32 product matters more than anything around it. All products of one step of the default
-model, in ms on two cores, Intel Xeon (AVX-512) / AMD EPYC (AVX2):
+model, in ms on two cores, Intel Xeon (AVX-512) / AMD EPYC (AVX2) / AMD EPYC (AVX-512):
 
-    rows                            1          8           32         48         64           128
-    linear(x, w)                    30 / 37    81 / 123    129 / -    181 / -    127 / 260    152 / -
-    turned: (w @ x.T).T, a view     29 / -     47 / 45     67 / -     86 / -     126 / 127    155 / -
-    w in two halves, batched        60 / 21    49 / -      69 / -     - / -      105 / -      171 / -
+    rows                            1            8             32            64             128          1,024
+    linear(x, w)                    30 / 37 / 48 81 / 123 / 59 129 / - / 94  127 / 260 / 138 152 / - / 234 - / - / 1,737
+    turned: (w @ x.T).T, a view     29 / - / 49  47 / 45 / 41  67 / - / 78   126 / 127 / 122 155 / - / 212 - / - / 1,674
+    w in two halves, batched        60 / 21 / 17 49 / - / 41   69 / - / 78   105 / - / 122   171 / - / 211 - / - / 1,756
+    a copy packed by oneDNN         - / - / 24   - / - / 25    - / - / 51    - / - / 91      - / - / 167   - / - / 1,400
 
-MKL takes other paths on Intel's processors than elsewhere, so the vendor decides, and not a measurement at start-up:
-runs must repeat, and timings on a shared machine do not.
+MKL takes other paths on Intel's processors than elsewhere, so vendor and instruction set decide, and not a measurement
+at start-up: runs must repeat, and timings on a shared machine do not.
+
+The packed copy is made when it is first needed and again after the weight was written to. It doubles the weights'
+memory, so only models that are small for the machine have one.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -22,36 +29,74 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class _Forms:
+    """For which numbers of rows each form is the fastest; the first that says so is taken, else `linear`."""
+
+    halves: range = range(0)
+    packed: range = range(0)
+    turned: range = range(0)
+
+
+_ANY = sys.maxsize
+_INTEL = _Forms(turned=range(4, 57))
+_AMD_AVX2 = _Forms(halves=range(1, 2), turned=range(2, 128))
+_AMD_AVX512 = _Forms(halves=range(1, 2), packed=range(3, _ANY), turned=range(2, _ANY))
+
+PACKED_FOR_ROWS = 64  # oneDNN asks; from 8 to 1,024 its answer is the same layout
+SHARE_OF_MEMORY = 4  # models of up to one part in so many of the machine's memory are kept twice
+
+
 class Linear:
     """weight (rows, columns), perhaps a bias (rows,); uninitialised until filled."""
 
-    def __init__(self, rows: int, columns: int, *, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
-        self.weight = torch.empty(rows, columns, dtype=dtype, device=device)
-        self.bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.may_pack = False  # whether memory allows a second copy
+        self._packed: Tensor | None = None
+        self._packed_version = -1
+
+    @classmethod
+    def empty(cls, rows: int, columns: int, *, bias: bool, dtype: torch.dtype, device: torch.device) -> Linear:
+        weight = torch.empty(rows, columns, dtype=dtype, device=device)
+        return cls(weight, torch.empty(rows, dtype=dtype, device=device) if bias else None)
 
     def product(self, x: Tensor) -> Tensor:
         """(T, columns) -> (T, rows), in whatever memory order came out fastest."""
-        return product(x, self.weight, self.bias)
+        if x.device.type != "cpu":
+            return F.linear(x, self.weight, self.bias)
+        count, weight, forms = x.shape[0], self.weight, _forms()
+        if count in forms.halves and weight.shape[0] % 2 == 0:
+            turned = _in_halves(x, weight)
+        elif self.may_pack and count in forms.packed:
+            packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._pack(), self.bias, "none", [], "")
+            return packed
+        elif count in forms.turned:
+            turned = weight @ x.t()  # (rows, T)
+        else:
+            return F.linear(x, weight, self.bias)
+        if self.bias is not None:
+            turned += self.bias[:, None]
+        return turned.t()
+
+    def _pack(self) -> Tensor:
+        # torch counts the writes to a tensor and its views, so weights loaded in place are noticed.
+        if self._packed is None or self._packed_version != self.weight._version:
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, PACKED_FOR_ROWS)
+            self._packed_version = self.weight._version
+        return self._packed
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (T, columns) times weight (rows, columns), transposed: (T, rows), in whatever memory order came out fastest."""
-    if x.device.type != "cpu":
-        return F.linear(x, weight, bias)
-    count = x.shape[0]
-    if count == 1 and not _is_intel() and weight.shape[0] % 2 == 0:
-        turned = _in_halves(x, weight)
-    elif count in (_TURNED_ON_INTEL if _is_intel() else _TURNED_ELSEWHERE):
-        turned = weight @ x.t()  # (rows, T)
-    else:
-        return F.linear(x, weight, bias)
-    if bias is not None:
-        turned += bias[:, None]
-    return turned.t()
-
-
-_TURNED_ON_INTEL = range(4, 57)
-_TURNED_ELSEWHERE = range(2, 128)
+def may_pack(weight: Tensor, num_bytes: int) -> bool:
+    """Whether weights like this one, num_bytes in all, may be kept in a second, packed copy."""
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype is torch.float32
+        and not weight.is_inference()  # writes to it would not be counted
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and num_bytes <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // SHARE_OF_MEMORY
+    )
 
 
 def _in_halves(x: Tensor, weight: Tensor) -> Tensor:
@@ -60,8 +105,11 @@ def _in_halves(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @cache
-def _is_intel() -> bool:
+def _forms() -> _Forms:
     try:
-        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+        is_intel = "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     except OSError:
-        return False
+        is_intel = False
+    if is_intel:
+        return _INTEL
+    return _AMD_AVX512 if torch.backends.cpu.get_cpu_capability() == "AVX512" else _AMD_AVX2

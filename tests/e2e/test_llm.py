@@ -257,16 +257,16 @@ def test_a_model_without_a_chat_template_says_so(tiny: LLM) -> None:
 
 def test_an_interrupted_call_leaves_the_engine_usable(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = 0
-    run = tiny.core.device.run
+    launch = tiny.core.device.launch
 
     def interrupted(plan: Any) -> Any:
         nonlocal steps
         steps += 1
         if steps == 4:
             raise KeyboardInterrupt
-        return run(plan)
+        return launch(plan)
 
-    monkeypatch.setattr(tiny.core.device, "run", interrupted)
+    monkeypatch.setattr(tiny.core.device, "launch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         _generate(tiny, [[1, 2], [3]], n=3, max_tokens=20)
     assert tiny.stats()["blocks_in_use"] == 0

@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from ramify import LLM, RequestOutput, SamplingParams
+from tests.beam_oracle import Tokens, Weights, oracle
 from tests.conftest import CheckpointMaker
 
 END_TOKENS = list(range(0, 320, 24))  # many, so that beams end early, late and not at all
@@ -111,3 +112,171 @@ def test_beams_equal_transformers_in_every_width(
     ]
     assert differences(outputs, expected) == 0
     assert llm.stats()["blocks_in_use"] == 0
+
+
+def test_the_default_models_beams_equal_transformers(default_gguf: Path) -> None:
+    """Two searches beside ordinary samples, in one batch."""
+    llm = LLM(str(default_gguf))
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        default_gguf.parent, gguf_file=default_gguf.name, dtype=torch.float32
+    ).eval()
+    texts = ["The capital of France is", "def fibonacci(n):\n"]
+    assert llm.tokenizer is not None
+    ids = [llm.tokenizer.encode(text, add_special_tokens=True) for text in texts]
+    beams = SamplingParams(strategy="beam_search", n=4, beam_width=4, max_tokens=12)
+    sampled = SamplingParams(n=3, max_tokens=12, seed=1, temperature=0.8)
+    outputs = llm.generate([*texts, texts[0]], [beams, beams, sampled], use_tqdm=False)
+    ends = sorted(llm.core.eos_token_ids)
+    expected = [reference_beams(reference, prompt, width=4, max_tokens=12, end_token_ids=ends) for prompt in ids]
+    assert differences(outputs[:2], expected) == 0
+    alone = llm.generate(texts[0], sampled, use_tqdm=False)[0]
+    assert [item.token_ids for item in outputs[2].outputs] == [item.token_ids for item in alone.outputs]
+
+
+# -- what transformers does not do: against the formula written out ----------------------------------------------
+
+
+def weights_of(reference: Any, prompt: list[int], change: Any = lambda _tokens, logits: logits) -> Weights:
+    """log_softmax of the reference's logits after prompt and output, changed on the way."""
+    known: dict[Tokens, list[float]] = {}
+
+    def weights(tokens: Tokens) -> list[float]:
+        if tokens not in known:
+            with torch.no_grad():
+                logits = reference(torch.tensor([[*prompt, *tokens]])).logits[0, -1].double()
+            known[tokens] = change(tokens, logits).log_softmax(-1).tolist()
+        return known[tokens]
+
+    return weights
+
+
+def assert_follows(output: RequestOutput, expected: list[tuple[Tokens, float]]) -> None:
+    assert [item.token_ids for item in output.outputs] == [tokens for tokens, _ in expected]
+    assert [item.score for item in output.outputs] == pytest.approx([score for _, score in expected], abs=1e-4)
+
+
+@pytest.mark.parametrize(("width", "groups", "penalty"), [(4, 2, 0.7), (6, 3, 1.3), (4, 4, 0.4), (6, 2, 0.0)])
+def test_group_beams_equal_the_formula(llm: LLM, reference: Any, width: int, groups: int, penalty: float) -> None:
+    asked = prompts(3, 100 + width)
+    params = SamplingParams(
+        strategy="beam_search",
+        n=width,
+        beam_width=width,
+        num_beam_groups=groups,
+        diversity_penalty=penalty,
+        max_tokens=6,
+    )
+    outputs = llm.generate(asked, params, use_tqdm=False)
+    for prompt, output in zip(asked, outputs, strict=True):
+        expected = oracle(
+            weights_of(reference, prompt),
+            beam_width=width,
+            num_groups=groups,
+            diversity_penalty=penalty,
+            longest_output=6,
+            end_token_ids=frozenset(END_TOKENS),
+            length_penalty=1.0,
+            early_stopping=False,
+        )
+        if penalty:
+            assert_follows(output, expected)
+        else:  # groups are copies of each other: which of two equal outputs comes first is nobody's business
+            assert sorted(item.token_ids for item in output.outputs) == sorted(tokens for tokens, _ in expected)
+        raw = weights_of(reference, prompt)
+        for item in output.outputs:  # the penalty is in the score, and not in the sum of logprobs
+            own = sum(raw(item.token_ids[:place])[token] for place, token in enumerate(item.token_ids))
+            assert item.cumulative_logprob == pytest.approx(own, abs=1e-3)
+
+
+def test_beams_score_the_processed_distribution_renormalised(llm: LLM, reference: Any) -> None:
+    """Bias, repetition penalty, a caller's processor and top-k at once, in the order of the sampler."""
+    prompt = prompts(1, 55)[0]
+
+    def change(tokens: Tokens, logits: torch.Tensor) -> torch.Tensor:
+        logits = logits.clone()
+        logits[11] += 2.0
+        for token in {*prompt, *tokens}:
+            logits[token] = logits[token] / 1.3 if logits[token] > 0 else logits[token] * 1.3
+        logits[::2] -= 0.5
+        return logits.masked_fill(logits < logits.topk(20).values[-1], -torch.inf)
+
+    def processor(_token_ids: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        logits[::2] -= 0.5
+        return logits
+
+    params = SamplingParams(
+        strategy="beam_search",
+        n=5,
+        beam_width=5,
+        max_tokens=7,
+        logit_bias={11: 2.0},
+        repetition_penalty=1.3,
+        top_k=20,
+        logits_processors=[processor],
+    )
+    expected = oracle(
+        weights_of(reference, prompt, change),
+        beam_width=5,
+        num_groups=1,
+        diversity_penalty=0.0,
+        longest_output=7,
+        end_token_ids=frozenset(END_TOKENS),
+        length_penalty=1.0,
+        early_stopping=False,
+    )
+    assert_follows(llm.generate([prompt], params, use_tqdm=False)[0], expected)
+
+
+def test_stop_ids_end_a_beam_and_min_tokens_hold_it_back(llm: LLM, reference: Any) -> None:
+    prompt = prompts(1, 66)[0]
+    stops = [5, 13, 21, 29, 37]
+    params = SamplingParams(
+        strategy="beam_search", n=3, beam_width=3, max_tokens=8, ignore_eos=True, stop_token_ids=stops, min_tokens=4
+    )
+    output = llm.generate([prompt], params, use_tqdm=False)[0]
+
+    def change(tokens: Tokens, logits: torch.Tensor) -> torch.Tensor:
+        return logits.index_fill(0, torch.tensor(stops), -torch.inf) if len(tokens) < 4 else logits
+
+    expected = oracle(
+        weights_of(reference, prompt, change),
+        beam_width=3,
+        num_groups=1,
+        diversity_penalty=0.0,
+        longest_output=8,
+        end_token_ids=frozenset(stops),
+        length_penalty=1.0,
+        early_stopping=False,
+    )
+    assert_follows(output, expected)
+    for item in output.outputs:
+        assert len(item.token_ids) >= 5 or item.finish_reason == "length"
+        assert item.stop_reason == (item.token_ids[-1] if item.finish_reason == "stop" else None)
+
+
+def test_beams_report_logprobs_of_their_own_tokens(llm: LLM, reference: Any) -> None:
+    prompt = prompts(1, 77)[0]
+    params = SamplingParams(strategy="beam_search", n=3, beam_width=3, max_tokens=6, logprobs=2)
+    raw = weights_of(reference, prompt)
+    for item in llm.generate([prompt], params, use_tqdm=False)[0].outputs:
+        assert item.logprobs is not None
+        assert len(item.logprobs) == len(item.token_ids)
+        for place, (token, row) in enumerate(zip(item.token_ids, item.logprobs, strict=True)):
+            expected = raw(item.token_ids[:place])
+            assert row[token].logprob == pytest.approx(expected[token], abs=1e-4)
+            assert row[token].rank == 1 + sum(value > expected[token] for value in expected)
+            assert set(row) >= set(sorted(range(320), key=lambda index: -expected[index])[:2])
+        assert item.cumulative_logprob == pytest.approx(
+            sum(row[token].logprob for token, row in zip(item.token_ids, item.logprobs, strict=True)), abs=1e-5
+        )
+
+
+def test_siblings_share_blocks_and_the_prompt_is_computed_once(folder: Path) -> None:
+    llm = LLM(str(folder), block_size=4)
+    prompt = prompts(1, 3)[0][:1] * 40
+    params = SamplingParams(strategy="beam_search", n=8, beam_width=8, max_tokens=12, ignore_eos=True)
+    llm.generate([prompt], params, use_tqdm=False)
+    stats = llm.stats()
+    assert stats["prompt_tokens_computed"] == 40
+    assert stats["blocks_in_use_peak"] <= 10 + 8 * 3
+    assert stats["blocks_in_use"] == 0

@@ -279,3 +279,27 @@ def test_the_invariants_notice_damage(damage: str) -> None:
         manager._tables["a"][1] = manager._tables["a"][0]
     with pytest.raises(AssertionError):
         manager.check()
+
+
+def test_tracks_that_come_back_must_copy_what_they_share() -> None:
+    """Three beams in one partly filled block, swapped out together: back they need it once, and two copies to write.
+
+    The copies were not counted, so a search could come back into a cache that had no room for its next tokens.
+    """
+    manager = BlockManager(8, 4, num_host_blocks=8)
+    manager.extend("a", 0, 6)
+    for fork in ("b", "c"):
+        manager.fork("a", fork)
+    keys = ["a", "b", "c"]
+    assert len(manager.swap_out(keys)) == 2
+    manager.check()
+    assert manager.num_in_use == 0
+    assert manager.num_swapped(keys) == 2
+    extents = [(key, 6, 7) for key in keys]
+    assert manager.num_new_blocks_of(extents) == 2
+    assert len(manager.swap_in(keys)) == 2
+    assert manager.num_new_blocks_of(extents) == 2
+    for key in keys:
+        manager.extend(key, 6, 7)
+    manager.check()
+    assert manager.num_in_use == 4  # the full block once, three of their own

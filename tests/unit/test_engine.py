@@ -67,6 +67,7 @@ class Setting:
     enable_prefix_caching: bool
     swap: bool
     num_host_blocks: int
+    runs_ahead: bool
     requests: list[tuple[list[int], SamplingParams, int]] = field(default_factory=list)
 
 
@@ -77,33 +78,46 @@ def requests(draw: st.DrawFn) -> tuple[list[int], SamplingParams, int]:
         st.lists(st.integers(1, 2), max_size=9)
     )
     n = draw(st.integers(1, 5))
-    temperature = 0.0 if n == 1 and draw(st.booleans()) else 1.0
-    params = SamplingParams(
-        n=n, max_tokens=draw(st.integers(1, 9)), seed=draw(st.integers(0, 3)), temperature=temperature
-    )
-    return prompt, params, draw(st.integers(-1, 1))
+    kind = draw(st.sampled_from(["parallel", "best_of", "beams", "groups", "diverse"]))
+    options: dict[str, Any] = {"n": n, "max_tokens": draw(st.integers(1, 9))}
+    if kind == "beams":
+        options |= {"strategy": "beam_search", "early_stopping": draw(st.sampled_from([True, False, "never"]))}
+    elif kind == "groups":
+        options |= {"strategy": "beam_search", "n": 2, "beam_width": 4, "num_beam_groups": 2, "diversity_penalty": 1.5}
+    else:
+        options["seed"] = draw(st.integers(0, 3))
+        options["temperature"] = 0.0 if n == 1 and draw(st.booleans()) else 1.0
+        if kind == "diverse":
+            options |= {"strategy": "diverse", "diversity_penalty": 2.0}
+        elif kind == "best_of" and options["temperature"]:
+            options["best_of"] = n + draw(st.integers(0, 2))
+    return prompt, SamplingParams(**options), draw(st.integers(-1, 1))
 
 
 @st.composite
 def worlds(draw: st.DrawFn) -> Setting:
+    asked = draw(st.lists(requests(), min_size=1, max_size=6))
+    together = max(params.num_together or 1 for _, params, _ in asked)  # what steps together must fit whole
     return Setting(
         block_size=draw(st.integers(1, 5)),
         spare_blocks=draw(st.sampled_from([0, 1, 3, 50])),
-        max_num_seqs=draw(st.integers(1, 6)),
-        max_num_batched_tokens=draw(st.sampled_from([1, 2, 3, 7, 64])),
+        max_num_seqs=max(together, draw(st.integers(1, 6))),
+        max_num_batched_tokens=max(together, draw(st.sampled_from([1, 2, 3, 7, 64]))),
         enable_prefix_caching=draw(st.booleans()),
         swap=draw(st.booleans()),
         num_host_blocks=draw(st.sampled_from([0, 2, 40])),
-        requests=draw(st.lists(requests(), min_size=1, max_size=6)),
+        runs_ahead=draw(st.booleans()),
+        requests=asked,
     )
 
 
 def engine_for(world: Setting, **changes: Any) -> EngineCore:
     """As small a cache as the largest request may have, and a few spare blocks."""
-    needed = max(
-        -(-(len(prompt) + (params.max_tokens or 0)) // world.block_size) + (params.n > 1)
-        for prompt, params, _ in world.requests
-    )
+    needed = 0
+    for prompt, params, _ in world.requests:
+        together, common = params.num_together or 1, len(prompt) // world.block_size
+        whole = -(-(len(prompt) + (params.max_tokens or 0)) // world.block_size)
+        needed = max(needed, common + together * (whole - common) + (together == 1 < params.num_samples))
     options: dict[str, Any] = {
         "num_blocks": needed + world.spare_blocks,
         "block_size": world.block_size,
@@ -112,6 +126,7 @@ def engine_for(world: Setting, **changes: Any) -> EngineCore:
         "enable_prefix_caching": world.enable_prefix_caching,
         "preemption_mode": "swap" if world.swap else "recompute",
         "num_host_blocks": world.num_host_blocks if world.swap else 0,
+        "runs_ahead": world.runs_ahead,
     }
     return fake_engine(**{**options, **changes})
 
@@ -164,7 +179,7 @@ def test_aborts_at_any_moment_free_everything_and_disturb_nobody(world: Setting,
         expected = alone(prompt, params)
         if not any(item.finish_reason is FinishReason.ABORT for item in output.outputs):
             assert tokens_of(output) == expected
-        else:
+        elif params.strategy != "beam_search" and params.num_samples == params.n:
             assert all(expected[item.index][: len(item.token_ids)] == item.token_ids for item in output.outputs), (
                 "an aborted output is a beginning of the whole one"
             )
@@ -362,6 +377,61 @@ def test_preemption_happens_and_changes_nothing(mode: Any) -> None:
         assert tokens_of(outputs[str(number)]) == alone(prompt, params)
 
 
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_beams_give_way_whole_and_come_back_whole(mode: Any) -> None:
+    """A search that started later loses its blocks to one before it: all beams of it, and no block is moved twice."""
+    params = SamplingParams(strategy="beam_search", n=3, beam_width=3, max_tokens=12, ignore_eos=True)
+    engine = fake_engine(
+        num_blocks=24, block_size=2, preemption_mode=mode, num_host_blocks=40, enable_prefix_caching=False
+    )
+    prompts = [[1, 2, 3], [4, 5], [6], [7, 8, 9]]
+    for number, prompt in enumerate(prompts):
+        engine.add_request(Request(str(number), None, prompt, params))
+    assert isinstance(engine.device, FakeDevice)
+    outputs = {}
+    swapped = []
+    while engine.has_unfinished():
+        for output in engine.step():
+            outputs[output.request_id] = output
+        plan = engine.device.plans[-1]
+        swapped += [copy.source for copy in plan.swaps_out]
+        by_request = {draw.request_id for draw in plan.draws}
+        for request_id in by_request:
+            beams = [draw for draw in plan.draws if draw.request_id == request_id]
+            assert len({draw.position for draw in beams}) == 1
+            assert len(beams) == 3 or beams[0].position == 0
+        check(engine)
+    assert engine.stats()["preemptions"] > 0
+    assert bool(swapped) == (mode == "swap")
+    for number, prompt in enumerate(prompts):
+        assert tokens_of(outputs[str(number)]) == alone(prompt, params)
+
+
+def test_what_beams_have_in_common_is_recomputed_once() -> None:
+    """After a preemption the prompt is computed by one of them, even without a prefix cache."""
+    beams = SamplingParams(strategy="beam_search", n=4, beam_width=4, max_tokens=8, ignore_eos=True)
+    engine = fake_engine(num_blocks=22, block_size=4, enable_prefix_caching=False, max_model_len=64)
+    prompt = list(range(1, 33))
+    engine.add_request(Request("long", None, [9] * 8, SamplingParams(max_tokens=48, ignore_eos=True, seed=1)))
+    for _ in range(30):
+        engine.step()
+    engine.add_request(Request("beams", None, prompt, beams))
+    outputs = run_all(engine)
+    assert engine.stats()["preemptions"] == 1
+    assert tokens_of(outputs["beams"]) == alone(prompt, beams)
+    # The other prompt, this one, and this one once more; four beams each computing it would be 32 * 4.
+    assert engine.stats()["prompt_tokens_computed"] == 8 + 32 + 32
+
+
+def random_params(numbers: random.Random, seed: int) -> SamplingParams:
+    n, max_tokens = numbers.choice([1, 1, 2, 7]), numbers.randint(1, 10)
+    strategy = numbers.choice(["parallel", "parallel", "parallel", "beam_search", "diverse"])
+    if strategy == "beam_search":
+        return SamplingParams(n=n, max_tokens=max_tokens, strategy=strategy, early_stopping=numbers.random() < 0.5)
+    penalty = 1.0 if strategy == "diverse" else 0.0
+    return SamplingParams(n=n, max_tokens=max_tokens, seed=seed, strategy=strategy, diversity_penalty=penalty)
+
+
 @pytest.mark.long
 def test_ten_thousand_random_acts_leak_nothing_and_starve_nobody() -> None:
     """Add, step and abort at random on small caches of every kind, invariants checked after each act."""
@@ -383,7 +453,7 @@ def test_ten_thousand_random_acts_leak_nothing_and_starve_nobody() -> None:
             acts += 1
             if numbers.random() < 0.25:
                 prompt = [numbers.randint(1, 3) for _ in range(numbers.randint(1, 12))]
-                params = SamplingParams(n=numbers.choice([1, 1, 2, 7]), max_tokens=numbers.randint(1, 10), seed=number)
+                params = random_params(numbers, number)
                 try:
                     engine.add_request(Request(str(number), None, prompt, params, priority=numbers.choice([0, 0, 1])))
                     live.add(str(number))

@@ -1,0 +1,264 @@
+"""The decode attention kernels on a GPU, one layer at a time, beside SDPA and beside the memory's speed.
+
+Regime: 256 rows in bfloat16, one query each. Own positions are bound by reading keys and values once; a shared prefix
+is bound by arithmetic, because 256 rows meet every key. Each time is that of a CUDA graph over several layers with keys
+and values of their own (one layer's prefix would stay in the cache, as it never does in a model), over their number.
+
+    python bench/kernels.py [--shape NAME] [--sweep] [--top 5]
+
+SDPA gets its keys and values contiguous, all rows of one (the mean) length: an easier task. `--sweep` tries other tile
+sizes, warps, stages, programs and splits. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from ramify.attention.paged import PagedDecode
+from ramify.kernels.work_list import OWN_SPLIT, PREFIX_SPLIT
+from ramify.plan import SharedPrefix
+
+BANDWIDTH = 4.2e12  # bytes a second that a copy reaches on an H200
+LAYERS, REPEATS, BLOCK_SIZE = 6, 15, 16
+DTYPE = torch.bfloat16
+Options = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    heads: int
+    kv_heads: int
+    prefix: int
+    own: tuple[int, int]  # shortest and longest
+    head_dim: int = 128
+    rows: int = 256
+
+    @property
+    def bytes_per_position(self) -> int:
+        return 2 * self.kv_heads * self.head_dim * DTYPE.itemsize
+
+
+SHAPES = (
+    Shape("plain256 (Qwen3-0.6B)", 16, 8, 0, (128, 384)),
+    Shape("fan1x256@8k (Qwen2.5-1.5B)", 12, 2, 8192, (128, 128)),
+    Shape("fan1x256@16k (Qwen2.5-7B)", 28, 4, 16384, (128, 128)),
+)
+
+
+class Layers:
+    """A few layers' pools with scattered blocks, and the rows' lengths and tables."""
+
+    def __init__(self, shape: Shape) -> None:
+        numbers = np.random.default_rng(0)
+        self.shape = shape
+        low, high = shape.own
+        self.own = numbers.integers(low, high + 1, shape.rows)
+        prefix_blocks = shape.prefix // BLOCK_SIZE
+        own_blocks = -(-high // BLOCK_SIZE)
+        blocks = numbers.permutation(prefix_blocks + shape.rows * own_blocks).astype(np.int32)
+        shared = np.broadcast_to(blocks[:prefix_blocks], (shape.rows, prefix_blocks))
+        self.tables = np.concatenate((shared, blocks[prefix_blocks:].reshape(shape.rows, own_blocks)), axis=1)
+        self.kv = torch.empty(
+            LAYERS, len(blocks) * BLOCK_SIZE, 2, shape.kv_heads, shape.head_dim, dtype=DTYPE, device="cuda"
+        ).normal_()
+        self.queries = torch.randn(shape.rows, shape.heads, shape.head_dim, dtype=DTYPE, device="cuda")
+        self.out = torch.empty(shape.rows, shape.heads * shape.head_dim, dtype=DTYPE, device="cuda")
+
+    def paged(
+        self,
+        own_split: int = OWN_SPLIT,
+        prefix_split: int = PREFIX_SPLIT,
+        decode_options: Options | None = None,
+        prefix_options: Options | None = None,
+        merge_options: Options | None = None,
+    ) -> PagedDecode:
+        shape = self.shape
+        parts = -(-shape.prefix // prefix_split) - (-shape.own[1] // own_split)
+        paged = PagedDecode(
+            max_rows=shape.rows,
+            max_parts=shape.rows * parts,
+            max_blocks=self.tables.shape[1],
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            block_size=BLOCK_SIZE,
+            dtype=DTYPE,
+            device=self.kv.device,
+            own_split=own_split,
+            prefix_split=prefix_split,
+            decode_options=decode_options,
+            prefix_options=prefix_options,
+            merge_options=merge_options,
+        )
+        paged.tables.copy_(torch.from_numpy(self.tables))
+        group = SharedPrefix(shape.prefix // BLOCK_SIZE, tuple(range(shape.rows)))
+        paged.write_list(paged.work_list(shape.prefix + self.own, [group] if shape.prefix else []))
+        return paged
+
+
+def microseconds(launch: Callable[[Tensor], None], layers: Tensor) -> float:
+    """Of one layer: the median replay of a graph over all of them."""
+    launch(layers[0])  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for layer in layers:
+            launch(layer)
+    graph.replay()
+    times: list[float] = []
+    for _ in range(REPEATS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(1e3 * start.elapsed_time(end) / len(layers))
+    return statistics.median(times)
+
+
+def sdpa_microseconds(shape: Shape, queries_per_kv_head: int, batch: int, length: int) -> float:
+    """Dense attention over contiguous keys and values."""
+    heads = shape.kv_heads if batch == 1 else shape.heads
+    q = torch.randn(batch, heads, queries_per_kv_head, shape.head_dim, dtype=DTYPE, device="cuda")
+    kv = torch.randn(LAYERS, 2, batch, shape.kv_heads, length, shape.head_dim, dtype=DTYPE, device="cuda")
+
+    def launch(layer: Tensor) -> None:
+        F.scaled_dot_product_attention(q, layer[0], layer[1], enable_gqa=batch > 1)
+
+    return microseconds(launch, kv)
+
+
+def report(layers: Layers) -> dict[str, float]:
+    shape = layers.shape
+    paged = layers.paged()
+    group = shape.heads // shape.kv_heads
+    own_bytes = int(layers.own.sum()) * shape.bytes_per_position
+    result = {}
+
+    def show(name: str, time: float, note: str = "") -> None:
+        result[name] = round(time, 2)
+        print(f"  {name:24} {time:9.2f} us a layer   {note}")
+
+    def speed(size: int, time: float) -> str:
+        reached = size / (time * 1e-6)
+        return f"{size / 1e6:7.1f} MB, {reached / 1e12:5.2f} TB/s ({100 * reached / BANDWIDTH:.0f} % of 4.2)"
+
+    print(f"{shape.name}: {shape.heads}/{shape.kv_heads} heads, prefix {shape.prefix}, own {shape.own}")
+    time = microseconds(lambda layer: paged.attend_own(layers.queries, layer), layers.kv)
+    show("decode", time, speed(own_bytes, time))
+    mean = round(float(layers.own.mean()))
+    time = sdpa_microseconds(shape, 1, shape.rows, mean)
+    show("SDPA, own", time, speed(shape.rows * mean * shape.bytes_per_position, time))
+    if shape.prefix:
+        flops = 4 * shape.rows * shape.heads * shape.prefix * shape.head_dim
+        time = microseconds(lambda layer: paged.attend_shared(layers.queries, layer), layers.kv)
+        size = shape.prefix * shape.bytes_per_position
+        show("prefix", time, f"{speed(size, time)}, {flops / time / 1e6:.0f} TFLOP/s")
+        time = sdpa_microseconds(shape, shape.rows * group, 1, shape.prefix)
+        show("SDPA, prefix", time, f"{flops / time / 1e6:.0f} TFLOP/s")
+    time = microseconds(lambda _: paged.merge_parts(layers.out), layers.kv)
+    parts = len(layers.own) * (-(-shape.prefix // PREFIX_SPLIT)) + int((-(-layers.own // OWN_SPLIT)).sum())
+    show("merge", time, speed(parts * shape.heads * (shape.head_dim + 1) * 4 + layers.out.nbytes, time))
+    with_prefix = bool(shape.prefix)
+    time = microseconds(
+        lambda layer: paged.attend(layers.queries, layer, layers.out, with_prefix=with_prefix), layers.kv
+    )
+    show("all", time, speed(own_bytes + shape.prefix * shape.bytes_per_position, time))
+    return result
+
+
+def decode_time(layers: Layers, own_split: int, **options: int) -> float:
+    paged = layers.paged(own_split=own_split, decode_options=options)
+    return microseconds(lambda layer: paged.attend_own(layers.queries, layer), layers.kv)
+
+
+def prefix_and_merge_time(layers: Layers, prefix_split: int, **options: int) -> float:
+    """Together: shorter stretches spread the prefix better and give the merge more to do."""
+    paged = layers.paged(prefix_split=prefix_split, prefix_options=options)
+
+    def launch(layer: Tensor) -> None:
+        paged.attend_shared(layers.queries, layer)
+        paged.merge_parts(layers.out)
+
+    return microseconds(launch, layers.kv)
+
+
+def merge_time(layers: Layers, **options: int) -> float:
+    paged = layers.paged(merge_options=options)
+    return microseconds(lambda _: paged.merge_parts(layers.out), layers.kv)
+
+
+def sweep(
+    name: str, measure: Callable[..., float], layers: Layers, grid: Mapping[str, tuple[int, ...]], top: int
+) -> None:
+    """Every combination of the grid's values; prints the best. num_programs counts in multiples of the processors."""
+    processors = torch.cuda.get_device_properties(layers.kv.device).multi_processor_count
+    times: list[tuple[float, dict[str, int]]] = []
+    for values in product(*grid.values()):
+        setting = dict(zip(grid, values, strict=True))
+        scaled = {key: value * processors if key == "num_programs" else value for key, value in setting.items()}
+        try:
+            times.append((measure(layers, **scaled), setting))
+        except OutOfResources:
+            continue
+    for time, setting in sorted(times, key=lambda pair: pair[0])[:top]:
+        print(f"  {name:16} {time:9.2f} us   " + ", ".join(f"{key} {value}" for key, value in setting.items()))
+
+
+DECODE_GRID = {
+    "block_n": (32, 64, 128),
+    "num_warps": (2, 4, 8),
+    "num_stages": (2, 3, 5),  # 4 gives the same code as 3: the block table's load takes stages too
+    "num_programs": (4, 8, 16),
+    "own_split": (256, 512),
+}
+PREFIX_GRID = {
+    "block_m": (64, 128),
+    "block_n": (32, 64, 128),
+    "num_warps": (4, 8),
+    "num_stages": (2, 3, 5),
+    "num_programs": (1, 2, 4),
+    "prefix_split": (512, 1024, 2048, 4096),
+}
+MERGE_GRID = {"parts": (1, 2, 4, 8, 16), "num_warps": (1, 2, 4)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--shape", default="", help="only shapes whose name contains this")
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--top", type=int, default=5)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("these kernels are timed on a GPU; there is none here")
+    results = {}
+    for shape in SHAPES:
+        if options.shape not in shape.name:
+            continue
+        layers = Layers(shape)
+        results[shape.name] = report(layers)
+        if options.sweep:
+            sweep("decode", decode_time, layers, DECODE_GRID, options.top)
+            if shape.prefix:
+                sweep("prefix + merge", prefix_and_merge_time, layers, PREFIX_GRID, options.top)
+            sweep("merge", merge_time, layers, MERGE_GRID, options.top)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    facts = {"machine": torch.cuda.get_device_name(), "commit": commit.stdout.strip()}
+    print(json.dumps({"engine": "ramify", "workload": "kernels", "us_per_layer": results, **facts}))
+
+
+if __name__ == "__main__":
+    main()

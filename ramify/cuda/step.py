@@ -1,0 +1,386 @@
+"""The device's part of a step on a GPU: decodes as CUDA graphs, sampling included; other steps without a graph.
+
+A step in which every track computes one position and draws one token is a graph, one per padded number of rows, with
+or without shared prefixes, and per kind of sampler: plain (temperature), filtered (top-k, top-p, min-p), or none, where
+rows need controls that look at tokens: then the graph ends at the logits and the sampler of the CPU path takes over.
+
+Tokens stay on the device: the next step reads them there, so it can be launched before the host knows them. Results
+come back through pinned memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.attention.paged import PagedDecode
+from ramify.attention.slots import slots_of
+from ramify.config import LogprobsMode
+from ramify.cuda import rows as column
+from ramify.cuda.forward import forward, logits
+from ramify.cuda.prefill import ChunkAttention
+from ramify.cuda.rows import PADDING_SLOT, DeviceRows
+from ramify.kernels.draw import NOTHING_LEFT as NOTHING_LEFT_CODE
+from ramify.kernels.draw import BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
+from ramify.kernels.floors import FloorScratch, find_floors
+from ramify.kernels.work_list import OWN_SPLIT
+from ramify.kv.pool import KVPool
+from ramify.models.decoder import Decoder
+from ramify.plan import Chunk, Draw, Plan, SamplerKind, SharedPrefix, StepResult, Ticket
+from ramify.runner import move_blocks
+from ramify.sampling.pipeline import NOT_FINITE, NOTHING_LEFT, Sampler
+from ramify.sequence import PENDING
+from ramify.step import prompt_reports
+
+FEWEST_SHARED_POSITIONS = 512  # reads that a group must save before a second kernel pays
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A captured step, and the logits it leaves where no sampler follows."""
+
+    graph: torch.cuda.CUDAGraph | None  # None: run the steps one by one
+    logits: Tensor | None
+
+
+class CudaStep:
+    runs_ahead = True
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: KVPool,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        logprobs_mode: LogprobsMode = "raw",
+        use_graphs: bool = True,
+    ) -> None:
+        self.decoder = decoder
+        self.pool = pool
+        self.sampler = Sampler(logprobs_mode)
+        arch, device = decoder.arch, decoder.device
+        most = padded(max_num_seqs)
+        max_blocks = -(-max_model_len // pool.block_size)
+        self.attention = PagedDecode(
+            max_rows=most,
+            max_parts=most * (-(-max_model_len // OWN_SPLIT) + 1),
+            max_blocks=max_blocks,
+            heads=arch.num_heads,
+            kv_heads=arch.num_kv_heads,
+            head_dim=arch.head_dim,
+            block_size=pool.block_size,
+            dtype=decoder.dtype,
+            device=device,
+        )
+        self.rows = DeviceRows(self.attention.tables)
+        self._use_graphs = use_graphs and device.type == "cuda"
+        self._graphs: dict[tuple[int, bool, SamplerKind], _Graph] = {}
+        self._scores = BlockScores.empty(most, arch.vocab_size, device)
+        self._floors = torch.empty(most, device=device)
+        self._scratch = FloorScratch.empty(most, arch.vocab_size, device)
+        self._token_ids = torch.zeros(most, dtype=torch.int64, device=device)
+        self._logprobs = torch.zeros(most, device=device)
+        self._faults = torch.zeros(most, dtype=torch.int32, device=device)
+        self._results = [_Result(most, device) for _ in range(2)]
+        # Where the last step's tokens are: on the device, by the row their track had then, or known to the host.
+        self._last_rows: dict[str, int] = {}
+        self._last_known: dict[str, int] = {}
+
+    @torch.inference_mode()
+    def launch(self, plan: Plan) -> Ticket:
+        move_blocks(self.pool, plan)
+        if not plan.chunks:
+            return partial(StepResult, [], [])
+        if plan.prompt_reports or any(len(chunk.token_ids) > 1 for chunk in plan.chunks):
+            return self._mixed(plan)
+        return self._decode(plan)
+
+    # -- decodes ---------------------------------------------------------------------------------------------
+
+    def _decode(self, plan: Plan) -> Ticket:
+        rows = self.rows.place(plan.chunks)
+        size = padded(len(rows))
+        self._fill(plan.chunks, rows, size)
+        has_groups = self._list_work(plan.chunks, plan.shared, rows, size)
+        kind: SamplerKind = self._settle(plan.draws, rows) if _is_one_to_one(plan) else "full"
+        self.rows.upload()
+        graph = self._graph(size, has_groups, kind)
+        if graph.graph is not None:
+            graph.graph.replay()
+            left = graph.logits
+        else:
+            left = self._body(size, has_groups, kind)
+        if kind == "full":
+            assert left is not None, "the sampler takes over where the graph ends"
+            return self._sample(plan, left, [rows[item.chunks[0]] for item in plan.draws])
+        self._last_rows = {chunk.key: row for chunk, row in zip(plan.chunks, rows, strict=True)}
+        self._last_known = {}
+        result = self._results[0]
+        self._results.reverse()
+        result.fetch(self._token_ids, self._logprobs, self._faults)
+        return partial(result.read, rows)
+
+    def _fill(self, chunks: Sequence[Chunk], rows: Sequence[int], size: int) -> None:
+        """This step's numbers of every row; rows beyond the real ones compute nothing that anybody reads."""
+        numbers, index, block_size = self.rows.integer_mirror, np.asarray(rows), self.pool.block_size
+        numbers[column.SLOT, len(rows) : size] = PADDING_SLOT
+        numbers[column.TOKEN : column.POSITION + 1, len(rows) : size] = 0
+        numbers[column.SOURCE, :size] = -1
+        self.rows.float_mirror[column.TEMPERATURE, len(rows) : size] = 0
+        tokens = [chunk.token_ids[0] for chunk in chunks]
+        if PENDING in tokens:
+            for place, chunk in enumerate(chunks):
+                if tokens[place] == PENDING:
+                    tokens[place] = self._last_known.get(chunk.key, 0)
+                    numbers[column.SOURCE, rows[place]] = self._last_rows.get(chunk.key, -1)
+        numbers[column.TOKEN, index] = tokens
+        numbers[column.POSITION, index] = [chunk.start for chunk in chunks]
+        numbers[column.SLOT, index] = [
+            chunk.block_table[chunk.start // block_size] * block_size + chunk.start % block_size for chunk in chunks
+        ]
+
+    def _list_work(
+        self, chunks: Sequence[Chunk], shared: Sequence[SharedPrefix], rows: Sequence[int], size: int
+    ) -> bool:
+        """Tells attention who reads what; returns whether there are groups."""
+        lengths = np.zeros(size, np.int64)
+        lengths[np.asarray(rows)] = [chunk.end for chunk in chunks]
+        groups = [
+            SharedPrefix(group.num_blocks, tuple(rows[chunk] for chunk in group.chunks))
+            for group in shared
+            if (len(group.chunks) - 1) * group.num_blocks * self.pool.block_size >= FEWEST_SHARED_POSITIONS
+        ]
+        self.attention.write_list(self.attention.work_list(lengths, groups))
+        return bool(groups)
+
+    def _settle(self, draws: Sequence[Draw], rows: Sequence[int]) -> SamplerKind:
+        """Sampling numbers of rows that are new here, output positions of all; returns the sampler that serves all."""
+        numbers, floats = self.rows.integer_mirror, self.rows.float_mirror
+        vocab_size = self.decoder.arch.vocab_size
+        kinds = set()
+        for item, row in zip(draws, rows, strict=True):
+            kinds.add(item.rules.sampler_kind)
+            if self.rows.rules[row] is item.rules:
+                continue
+            self.rows.rules[row] = item.rules
+            params, (low, high, child) = item.rules.params, key_words(item.seed, item.child)
+            numbers[column.SEED_LOW, row], numbers[column.SEED_HIGH, row], numbers[column.CHILD, row] = low, high, child
+            numbers[column.TOP_K, row] = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
+            floats[:, row] = params.temperature, params.top_p, params.min_p
+        numbers[column.OUTPUT_POSITION, np.asarray(rows)] = [item.position for item in draws]
+        return "full" if "full" in kinds else "filtered" if "filtered" in kinds else "plain"
+
+    # -- graphs ----------------------------------------------------------------------------------------------
+
+    def _graph(self, size: int, has_groups: bool, kind: SamplerKind) -> _Graph:
+        key = (size, has_groups, kind)
+        if not self._use_graphs:
+            return _Graph(None, None)
+        if key not in self._graphs:
+            self._body(*key)  # compiles what is not compiled yet, which a capture could not
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            pool = next((other.graph.pool() for other in self._graphs.values() if other.graph is not None), None)
+            with torch.cuda.graph(graph, pool=pool):
+                left = self._body(*key)
+            self._graphs[key] = _Graph(graph, left)
+        return self._graphs[key]
+
+    def _body(self, size: int, has_groups: bool, kind: SamplerKind) -> Tensor | None:
+        """From numbers in the buffers to tokens in the buffers, or to logits that are returned."""
+        numbers = self.rows.integers[:, :size]
+        source = numbers[column.SOURCE]
+        known = self._token_ids[source.clamp_min(0)]
+        token_ids = torch.where(source >= 0, known, numbers[column.TOKEN])
+        attend = partial(self._attend, size=size, has_groups=has_groups)
+        hidden = forward(
+            self.decoder,
+            self.pool,
+            attend,
+            token_ids=token_ids,
+            positions=numbers[column.POSITION],
+            slots=numbers[column.SLOT],
+        )
+        out = logits(self.decoder, hidden)
+        if kind == "full":
+            return out
+        temperatures, top_p, min_p = self.rows.floats[:, :size]
+        scores = BlockScores(*(part[:size] for part in self._scores))
+        score_blocks(out, temperatures, scores)
+        floor = None
+        if kind == "filtered":
+            floor = self._floors[:size]
+            find_floors(
+                out,
+                temperatures,
+                scores,
+                top_k=numbers[column.TOP_K],
+                top_p=top_p,
+                min_p=min_p,
+                scratch=FloorScratch(*(part[:size] for part in self._scratch)),
+                floors=floor,
+            )
+            keep_above(out, temperatures, floor, scores)
+        draw_tokens(
+            out,
+            temperatures,
+            KeyWords(
+                *(numbers[at] for at in (column.SEED_LOW, column.SEED_HIGH, column.CHILD, column.OUTPUT_POSITION))
+            ),
+            scores,
+            token_ids=self._token_ids[:size],
+            logprobs=self._logprobs[:size],
+            faults=self._faults[:size],
+            floors=floor,
+        )
+        return None
+
+    def _attend(self, layer: int, queries: Tensor, *, size: int, has_groups: bool) -> Tensor:
+        out = queries.new_empty(size, queries.shape[1] * queries.shape[2])
+        self.attention.attend(queries, self.pool.kv[layer], out, with_prefix=has_groups)
+        return out
+
+    # -- steps with prompts ----------------------------------------------------------------------------------
+
+    def _mixed(self, plan: Plan) -> Ticket:
+        """Decodes first, row by row, then the chunks of prompts; no graph, and the host waits for its tokens."""
+        singles = [index for index, chunk in enumerate(plan.chunks) if len(chunk.token_ids) == 1]
+        longer = [index for index, chunk in enumerate(plan.chunks) if len(chunk.token_ids) > 1]
+        decodes = [plan.chunks[index] for index in singles]
+        prompts = [plan.chunks[index] for index in longer]
+        rows = self.rows.place(decodes)
+        first_row = dict(zip(singles, rows, strict=True))
+        self._fill(decodes, rows, len(rows))
+        has_groups = bool(decodes) and self._list_work(decodes, _among(plan.shared, singles), rows, len(rows))
+        self.rows.upload()
+        # Rows of the step: decodes by the row of their track, then prompts token by token.
+        total = len(rows)
+        for index in longer:
+            first_row[index] = total
+            total += len(plan.chunks[index].token_ids)
+        numbers = self.rows.integers[:, : len(rows)]
+        source = numbers[column.SOURCE]
+        known = torch.where(source >= 0, self._token_ids[source.clamp_min(0)], numbers[column.TOKEN])
+        token_ids = [known, self._numbers([token for chunk in prompts for token in chunk.token_ids])]
+        positions = [
+            numbers[column.POSITION],
+            self._numbers([place for chunk in prompts for place in range(chunk.start, chunk.end)]),
+        ]
+        written = [slots_of(chunk, self.pool.block_size, chunk.start) for chunk in prompts]
+        slots = [
+            numbers[column.SLOT],
+            torch.from_numpy(np.concatenate(written or [np.zeros(0, np.int64)])).to(self.device),
+        ]
+        chunks = ChunkAttention(prompts, self.pool, self.device) if prompts else None
+
+        def attend(layer: int, queries: Tensor) -> Tensor:
+            parts = []
+            if rows:
+                parts.append(self._attend(layer, queries[: len(rows)], size=len(rows), has_groups=has_groups))
+            if chunks is not None:
+                parts.append(chunks.attend(layer, queries[len(rows) :]))
+            return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+        hidden = forward(
+            self.decoder,
+            self.pool,
+            attend,
+            token_ids=torch.cat(token_ids),
+            positions=torch.cat(positions),
+            slots=torch.cat(slots),
+        )
+
+        def logits_after(some: Sequence[int]) -> Tensor:
+            return logits(self.decoder, hidden[self._numbers(list(some))])
+
+        told = prompt_reports(plan, [first_row[index] for index in range(len(plan.chunks))], logits_after)
+        drawn = sorted({item.chunks[0] for item in plan.draws})
+        if not drawn:
+            return partial(StepResult, [], [], prompts=told)
+        last = [first_row[index] + len(plan.chunks[index].token_ids) - 1 for index in drawn]
+        place_of = {chunk: place for place, chunk in enumerate(drawn)}
+        ticket = self._sample(plan, logits_after(last), [place_of[item.chunks[0]] for item in plan.draws])
+        ticket().prompts.extend(told)
+        return ticket
+
+    def _sample(self, plan: Plan, out: Tensor, rows: list[int]) -> Ticket:
+        """With the sampler that can do everything; the host knows the tokens at once."""
+        result = self.sampler.sample(out, rows, plan.draws)
+        self._last_rows = {}
+        self._last_known = {
+            plan.chunks[item.chunks[0]].key: token for item, token in zip(plan.draws, result.token_ids, strict=True)
+        }
+        return lambda: result
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.device
+
+    def _numbers(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+class _Result:
+    """Pinned memory that one step's results arrive in."""
+
+    def __init__(self, most: int, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self._token_ids = torch.empty(most, dtype=torch.int64, pin_memory=pinned)
+        self._logprobs = torch.empty(most, pin_memory=pinned)
+        self._faults = torch.empty(most, dtype=torch.int32, pin_memory=pinned)
+        self._arrived = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
+
+    def fetch(self, token_ids: Tensor, logprobs: Tensor, faults: Tensor) -> None:
+        """Asks for them; does not wait."""
+        self._token_ids.copy_(token_ids, non_blocking=True)
+        self._logprobs.copy_(logprobs, non_blocking=True)
+        self._faults.copy_(faults, non_blocking=True)
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def read(self, rows: Sequence[int]) -> StepResult:
+        """Waits; in the order of the plan's draws, whose rows these are."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        index = np.asarray(rows)
+        faults = self._faults.numpy()[index]
+        messages = {
+            place: NOTHING_LEFT if faults[place] == NOTHING_LEFT_CODE else NOT_FINITE
+            for place in np.flatnonzero(faults).tolist()
+        }
+        return StepResult(self._token_ids.numpy()[index].tolist(), self._logprobs.numpy()[index].tolist(), messages)
+
+
+def padded(count: int) -> int:
+    """The size of the graph that serves so many rows: coarse where rows are many, so that graphs are few."""
+    for most, step in ((4, 1), (16, 4), (64, 8), (256, 16)):
+        if count <= most:
+            return -(-count // step) * step
+    return -(-count // 32) * 32
+
+
+def key_words(seed: int, child: int) -> tuple[int, int, int]:
+    """The words that name a row's noise, as `NoiseKeys.of` makes them."""
+    mask = 0xFFFFFFFF
+    return seed & mask, (seed >> 32) & mask, child | (1 << 31 if seed < 0 else 0)
+
+
+def _is_one_to_one(plan: Plan) -> bool:
+    """Whether every row draws one token for its own child."""
+    return len(plan.draws) == len(plan.chunks) and all(item.chunks == (place,) for place, item in enumerate(plan.draws))
+
+
+def _among(shared: Sequence[SharedPrefix], singles: Sequence[int]) -> list[SharedPrefix]:
+    """Groups of the decodes of a step, by their places among the decodes."""
+    place_of = {chunk: place for place, chunk in enumerate(singles)}
+    groups = [
+        SharedPrefix(group.num_blocks, tuple(place_of[chunk] for chunk in group.chunks if chunk in place_of))
+        for group in shared
+    ]
+    return [group for group in groups if len(group.chunks) > 1]

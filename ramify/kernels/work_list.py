@@ -1,0 +1,130 @@
+"""What the attention kernels do in one decode step: a list of items, each one stretch of keys and values.
+
+    row 0   |== shared ==|== shared =|-- own --|-- own |      a shared prefix of two splits, then two splits of its own
+    row 1   |== shared ==|== shared =|-- ow|                  the same two shared items serve this row too
+    row 2   |---- own ----|---- own ----|-|                   in no group: everything is its own
+
+Each stretch gives every row that reads it one *part*: an output vector per head and the log-sum-exp of its scores. The
+parts of a row lie one after the other, shared ones first, and are merged at the end.
+
+Stretches are cut at fixed distances from the start of the shared part and of the own part. Where a row is cut depends
+on that row and its group alone, so what a row computes does not depend on what else is in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ramify.plan import SharedPrefix
+
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+
+OWN_SPLIT = 512  # positions of a row's own part that one item walks
+PREFIX_SPLIT = 1024  # positions of a shared part that one item walks
+OWN_FIELDS, PREFIX_FIELDS, GROUP_FIELDS = 4, 6, 2
+
+
+@dataclass(frozen=True, slots=True)
+class WorkList:
+    """One step's items as the device reads them; positions are those of the row's track."""
+
+    own: Int32s  # (items, 4): row, kv_start, kv_end, part
+    prefix: Int32s  # (items, 6): group, kv_start, kv_end, first query, number of queries, split
+    groups: Int32s  # (groups, 2): the row whose block table is read, where its members begin
+    members: Int32s  # rows of all groups, group by group
+    first_part: Int32s  # (rows,)
+    num_parts: Int32s  # (rows,)
+
+    @property
+    def total_parts(self) -> int:
+        return int(self.first_part[-1] + self.num_parts[-1]) if len(self.num_parts) else 0
+
+
+def build_work_list(
+    lengths: ArrayLike,
+    shared: Sequence[SharedPrefix] = (),
+    *,
+    block_size: int,
+    queries_per_row: int,
+    query_tile: int,
+    own_split: int = OWN_SPLIT,
+    prefix_split: int = PREFIX_SPLIT,
+) -> WorkList:
+    """`lengths`: positions each row attends to, the one just written included; 0 for a row that is padding.
+
+    `shared`: groups whose `chunks` are row numbers, each row in at most one. `queries_per_row` query heads read one
+    key-value head; the queries of a group, member by member, are cut into tiles of `query_tile`. Query q of a group
+    belongs to its member q // queries_per_row.
+    """
+    ends: Int64s = np.asarray(lengths, dtype=np.int64)
+    starts = np.zeros_like(ends)  # where each row's own part begins
+    shared_parts = np.zeros_like(ends)
+    if shared:
+        sizes = np.array([len(group.chunks) for group in shared])
+        prefixes = np.array([group.num_blocks for group in shared]) * block_size
+        members = np.fromiter(chain.from_iterable(group.chunks for group in shared), np.int64, int(sizes.sum()))
+        splits = -(-prefixes // prefix_split)
+        starts[members] = np.repeat(prefixes, sizes)
+        shared_parts[members] = np.repeat(splits, sizes)
+        if (starts > ends).any():
+            raise ValueError(f"row {int(np.argmax(starts > ends))} is shorter than the prefix it shares")
+        first_members = np.cumsum(sizes) - sizes
+        groups = np.empty((len(shared), GROUP_FIELDS), np.int32)
+        groups[:, 0] = [group.chunks[0] if group.chunks else 0 for group in shared]
+        groups[:, 1] = first_members
+        prefix = _prefix_items(prefixes, splits, sizes * queries_per_row, prefix_split, query_tile)
+    else:
+        members = np.empty(0, np.int64)
+        groups = np.empty((0, GROUP_FIELDS), np.int32)
+        prefix = np.empty((0, PREFIX_FIELDS), np.int32)
+    own_parts = -((starts - ends) // own_split)
+    num_parts = own_parts + shared_parts
+    first_part = np.cumsum(num_parts) - num_parts
+    return WorkList(
+        own=_own_items(starts, ends, own_parts, first_part + shared_parts, own_split),
+        prefix=prefix,
+        groups=groups,
+        members=members.astype(np.int32),
+        first_part=first_part.astype(np.int32),
+        num_parts=num_parts.astype(np.int32),
+    )
+
+
+def _own_items(starts: Int64s, ends: Int64s, counts: Int64s, first_own_part: Int64s, split: int) -> Int32s:
+    row, index = _expand(counts)
+    items = np.empty((len(row), OWN_FIELDS), np.int32)
+    start = starts[row] + index * split
+    items[:, 0] = row
+    items[:, 1] = start
+    items[:, 2] = np.minimum(start + split, ends[row])
+    items[:, 3] = first_own_part[row] + index
+    return items
+
+
+def _prefix_items(prefixes: Int64s, splits: Int64s, queries: Int64s, split: int, tile: int) -> Int32s:
+    tiles = -(-queries // tile)
+    group, index = _expand(splits * tiles)
+    items = np.empty((len(group), PREFIX_FIELDS), np.int32)
+    # Tiles of one stretch follow each other: programs that run at the same time find its keys in the cache.
+    number, tile_index = np.divmod(index, tiles[group])
+    start, first = number * split, tile_index * tile
+    items[:, 0] = group
+    items[:, 1] = start
+    items[:, 2] = np.minimum(start + split, prefixes[group])
+    items[:, 3] = first
+    items[:, 4] = np.minimum(queries[group] - first, tile)
+    items[:, 5] = number
+    return items
+
+
+def _expand(counts: Int64s) -> tuple[Int64s, Int64s]:
+    """Counts 2, 0, 3 become owners 0 0 2 2 2 and indices 0 1 0 1 2."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    before = np.cumsum(counts) - counts
+    return owner, np.arange(len(owner)) - before[owner]

@@ -1,0 +1,87 @@
+"""The examples, run as a reader would run them, with small settings."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+pytestmark = pytest.mark.usefixtures("default_gguf")
+
+
+def run(name: str, *flags: str) -> list[str]:
+    """The lines that an example prints."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        env={**os.environ, "PYTHONWARNINGS": "error::UserWarning"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def continuations(lines: list[str]) -> list[str]:
+    """Lines of the form `  0  text`."""
+    return [match[1] for line in lines if (match := re.match(r"  \d+  (\S.*)", line))]
+
+
+def test_every_example_is_run_here() -> None:
+    here = Path(__file__).read_text(encoding="utf-8")
+    missing = [path.name for path in EXAMPLES.glob("*.py") if f'run("{path.name}"' not in here]
+    assert missing == []
+
+
+def test_the_majority_is_what_most_answers_say() -> None:
+    lines = run("majority_vote.py", "--n", "6", "--max-tokens", "32")
+    votes = {match[1]: int(match[2]) for line in lines if (match := re.match(r" +(\S+) +(\d+)  #+$", line))}
+    [silent] = [int(line.split()[-1]) for line in lines if line.strip().startswith("no answer")]
+    assert sum(votes.values()) + silent == 6
+    [verdict] = [line for line in lines if line.startswith("The majority says")]
+    assert votes[verdict.split()[3].rstrip(".")] == max(votes.values())
+    assert re.fullmatch(r"\d\d prompt tokens were computed for 6 answers\.", lines[-1]), "once, and not six times"
+
+
+def test_the_reward_orders_winners_and_losers() -> None:
+    lines = run("best_of_reward.py", "--n", "2", "--best-of", "5", "--max-tokens", "24", "--words", "15")
+    border = lines.index("Not returned:")
+    scored = [
+        (number < border, float(match[1]))
+        for number, line in enumerate(lines)
+        if (match := re.match(r"  .  +(-?\d+\.\d\d) +\d+ words", line))
+    ]
+    assert [returned for returned, _ in scored] == [True, True, False, False, False]
+    assert [score for _, score in scored] == sorted((score for _, score in scored), reverse=True)
+
+
+def test_beams_resemble_each_other_more_than_diverse_samples_do() -> None:
+    lines = run("beams_and_diversity.py", "--n", "4", "--max-tokens", "12")
+    measured = {match[1]: float(match[2]) for line in lines if (match := re.match(r"(\S.*\S) +distinct-2 (\S+)", line))}
+    assert list(measured) == ["greedy", "parallel", "best of 3n", "diverse", "beam search", "diverse beams"]
+    assert measured["beam search"] < measured["diverse beams"]
+    assert measured["beam search"] < measured["parallel"] <= measured["diverse"]
+    assert len(continuations(lines)) == 1 + 5 * 4
+
+
+def test_processors_do_what_they_say() -> None:
+    lines = run("logits_processor.py", "--n", "2", "--max-tokens", "12")
+    plain, without, favoured, both = (continuations(lines)[start : start + 2] for start in range(0, 8, 2))
+    assert any("e" in text.lower() for text in plain)
+    assert not any("e" in text.lower() for text in without + both)
+
+    def share(texts: list[str]) -> float:
+        words = " ".join(texts).lower().split()
+        return sum(word.startswith("s") for word in words) / len(words)
+
+    assert share(favoured) > share(plain)
+    calls, rows = map(int, re.findall(r"\d+", lines[-1]))
+    assert 0 < calls < rows

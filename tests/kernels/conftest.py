@@ -1,0 +1,20 @@
+"""Where kernels run: compiled on a GPU, or in Triton's interpreter (tests/conftest.py chooses before Triton loads)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+# Triton's interpreter computes bfloat16 wrongly and says nothing: it is proven on a GPU alone.
+DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if torch.cuda.is_available() else [])]
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(params=DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    chosen: torch.dtype = request.param
+    return chosen

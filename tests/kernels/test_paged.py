@@ -1,0 +1,168 @@
+"""A whole decode step through the buffers: against float64 attention, and the same in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from ramify.attention.paged import PagedDecode
+from ramify.plan import SharedPrefix
+from tests.kernels.scene import TOLERANCE, Scene, make_scene
+
+LENGTHS = (70, 66, 150, 20, 65, 33, 34, 90, 36, 0, 1)
+GROUPS = (SharedPrefix(4, (1, 0, 4, 2)), SharedPrefix(2, (5, 6, 8)), SharedPrefix(5, (7,)))
+
+
+def paged_for(scene: Scene, *, max_rows: int = 12, max_parts: int = 64) -> PagedDecode:
+    _, heads, head_dim = scene.queries.shape
+    paged = PagedDecode(
+        max_rows=max_rows,
+        max_parts=max_parts,
+        max_blocks=scene.tables.shape[1] + 1,
+        heads=heads,
+        kv_heads=scene.kv.shape[2],
+        head_dim=head_dim,
+        block_size=scene.block_size,
+        dtype=scene.kv.dtype,
+        device=scene.kv.device,
+        own_split=48,
+        prefix_split=32,
+        decode_options={"num_programs": 3, "block_n": 16},
+        prefix_options={"num_programs": 2, "block_m": 16, "block_n": 16},
+    )
+    write_tables(paged, scene)
+    return paged
+
+
+def write_tables(paged: PagedDecode, scene: Scene) -> None:
+    paged.tables[: scene.tables.shape[0], : scene.tables.shape[1]] = scene.tables
+
+
+def attend(paged: PagedDecode, scene: Scene, rows: Sequence[int] | None = None) -> torch.Tensor:
+    queries = scene.queries if rows is None else scene.queries[list(rows)]
+    out = torch.full((len(queries), queries[0].numel()), torch.nan, dtype=queries.dtype, device=queries.device)
+    paged.attend(queries, scene.kv, out, with_prefix=bool(scene.shared))
+    return out
+
+
+def check(out: torch.Tensor, scene: Scene) -> None:
+    tolerance = TOLERANCE[out.dtype]
+    torch.testing.assert_close(out.cpu().double(), scene.whole_attention(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("shared", [(), GROUPS], ids=["alone", "groups"])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (7, 1)])
+def test_a_step(
+    shared: Sequence[SharedPrefix], heads: int, kv_heads: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    scene = make_scene(
+        LENGTHS, shared, heads=heads, kv_heads=kv_heads, head_dim=32, block_size=16, dtype=dtype, device=device
+    )
+    paged = paged_for(scene)
+    paged.write_list(paged.work_list(scene.lengths, scene.shared))
+    check(attend(paged, scene), scene)
+
+
+def test_one_list_after_the_other(device: torch.device) -> None:
+    """What an earlier list left behind, in more rows and more groups, does not show."""
+    options = {"heads": 4, "kv_heads": 2, "head_dim": 32, "block_size": 16}
+    many = make_scene(LENGTHS, GROUPS, **options, dtype=torch.float32, device=device)
+    few = make_scene((40, 100, 37), (SharedPrefix(2, (0, 2)),), **options, dtype=torch.float32, device=device, seed=1)
+    paged = paged_for(many)
+    for scene in (many, few, many, few):
+        write_tables(paged, scene)
+        paged.write_list(paged.work_list(scene.lengths, scene.shared))
+        check(attend(paged, scene), scene)
+
+
+def test_rows_that_the_list_does_not_know_are_padding(device: torch.device) -> None:
+    scene = make_scene(LENGTHS, heads=4, kv_heads=2, head_dim=32, block_size=16, dtype=torch.float32, device=device)
+    paged = paged_for(scene)
+    paged.write_list(paged.work_list(scene.lengths))
+    paged.write_list(paged.work_list(scene.lengths[:4]))
+    out = attend(paged, scene)
+    assert (out[4:] == 0).all()
+    torch.testing.assert_close(out[:4].cpu().double(), scene.whole_attention()[:4], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shared", [(), GROUPS], ids=["alone", "groups"])
+def test_a_row_computes_the_same_bits_in_any_company(
+    shared: tuple[SharedPrefix, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Rows 0, 1, 2, 4 (a group, where there are groups), first among others, then without them."""
+    scene = make_scene(LENGTHS, shared, heads=4, kv_heads=2, head_dim=32, block_size=16, dtype=dtype, device=device)
+    paged = paged_for(scene)
+    paged.write_list(paged.work_list(scene.lengths, scene.shared))
+    among_others = attend(paged, scene)[[0, 1, 2, 4]]
+    paged.tables[:4, : scene.tables.shape[1]] = scene.tables[[0, 1, 2, 4]]
+    group = [SharedPrefix(4, (1, 0, 3, 2))] if shared else []
+    paged.write_list(paged.work_list([scene.lengths[row] for row in (0, 1, 2, 4)], group))
+    assert torch.equal(attend(paged, scene, (0, 1, 2, 4)), among_others)
+
+
+def test_lists_that_do_not_fit_are_refused(device: torch.device) -> None:
+    scene = make_scene((100, 100), heads=4, kv_heads=2, head_dim=32, block_size=16, dtype=torch.float32, device=device)
+    paged = paged_for(scene, max_rows=2, max_parts=5)
+    with pytest.raises(ValueError, match="a list of 6 parts; there is room for 5"):
+        paged.write_list(paged.work_list(scene.lengths))
+    with pytest.raises(ValueError, match="a list of 3 rows; there is room for 2"):
+        paged.write_list(paged.work_list([1, 1, 1]))
+    with pytest.raises(ValueError, match="20 query heads of one key-value head"):
+        PagedDecode(
+            max_rows=2,
+            max_parts=4,
+            max_blocks=4,
+            heads=20,
+            kv_heads=1,
+            head_dim=32,
+            block_size=16,
+            dtype=torch.float32,
+            device=device,
+        )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("groups", [False, True])
+def test_a_graph_outlives_its_lists(groups: bool, dtype: torch.dtype, device: torch.device) -> None:
+    """Captured over one list, replayed over others with other rows, lengths and groups; default tile sizes."""
+    options = {"heads": 12, "kv_heads": 2, "head_dim": 128, "block_size": 16}
+    lengths = [(1500, 1100, 1030, 7), (1025, 3000, 2000, 1200), (5, 600, 513, 512)]
+    shared = [(SharedPrefix(64, (0, 2)),), (SharedPrefix(64, (3, 0)), SharedPrefix(90, (1, 2))), ()]
+    scenes = [
+        make_scene(length, group if groups else (), **options, dtype=dtype, device=device, seed=seed)
+        for seed, (length, group) in enumerate(zip(lengths, shared, strict=True))
+    ]
+    slots = max(len(scene.kv) for scene in scenes)
+    kv = torch.full((slots, 2, 2, 128), torch.nan, dtype=dtype, device=device)
+    queries = torch.zeros(4, 12, 128, dtype=dtype, device=device)
+    out = torch.zeros(4, 12 * 128, dtype=dtype, device=device)
+    paged = PagedDecode(
+        max_rows=4,
+        max_parts=64,
+        max_blocks=200,
+        heads=12,
+        kv_heads=2,
+        head_dim=128,
+        block_size=16,
+        dtype=dtype,
+        device=device,
+    )
+
+    def load(scene: Scene) -> None:
+        kv[: len(scene.kv)] = scene.kv
+        queries.copy_(scene.queries)
+        write_tables(paged, scene)
+        paged.write_list(paged.work_list(scene.lengths, scene.shared))
+
+    load(scenes[0])
+    paged.attend(queries, kv, out, with_prefix=groups)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        paged.attend(queries, kv, out, with_prefix=groups)
+    for scene in (*scenes, *scenes):
+        load(scene)
+        graph.replay()
+        check(out, scene)

@@ -1,0 +1,118 @@
+"""Each row's shared parts against float64 attention of that row alone over the same stretch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from ramify.kernels.prefix_attention import prefix_attention
+from ramify.kernels.work_list import build_work_list
+from ramify.plan import SharedPrefix
+from tests.kernels.scene import TOLERANCE, Scene, make_scene
+
+# Rows of several groups lie among each other; rows 3 and 9 are in none; row 9 is padding.
+LENGTHS = (70, 66, 100, 20, 65, 33, 34, 90, 36, 0)
+GROUPS = (SharedPrefix(4, (1, 0, 4, 2)), SharedPrefix(2, (5, 6, 8)), SharedPrefix(5, (7,)))
+
+
+def scene_of(  # one place for the many options
+    lengths: Sequence[int],
+    groups: Sequence[SharedPrefix],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    heads: tuple[int, int] = (4, 2),
+    head_dim: int = 32,
+    block_size: int = 16,
+) -> Scene:
+    return make_scene(
+        lengths,
+        groups,
+        heads=heads[0],
+        kv_heads=heads[1],
+        head_dim=head_dim,
+        block_size=block_size,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def run(scene: Scene, *, prefix_split: int = 48, block_m: int = 16, block_n: int = 16, num_programs: int = 3) -> None:
+    device = scene.queries.device
+    work = build_work_list(
+        scene.lengths,
+        scene.shared,
+        block_size=scene.block_size,
+        queries_per_row=scene.queries_per_row,
+        query_tile=block_m,
+        own_split=64,
+        prefix_split=prefix_split,
+    )
+    _, heads, head_dim = scene.queries.shape
+    partials = torch.full((work.total_parts, heads, head_dim), 7.0, device=device)
+    lse = torch.full((work.total_parts, heads), 7.0, device=device)
+    prefix_attention(
+        scene.queries,
+        scene.kv,
+        scene.tables,
+        torch.tensor([len(work.prefix), 5], dtype=torch.int32, device=device),
+        torch.cat([torch.zeros(5, dtype=torch.int32), torch.from_numpy(work.prefix).flatten()]).to(device),
+        torch.from_numpy(work.groups).to(device),
+        torch.from_numpy(work.members).to(device),
+        torch.from_numpy(work.first_part).to(device),
+        partials,
+        lse,
+        block_size=scene.block_size,
+        num_programs=num_programs,
+        block_m=block_m,
+        block_n=block_n,
+    )
+    tolerance = TOLERANCE[scene.queries.dtype]
+    written = set()
+    for group in scene.shared:
+        end = group.num_blocks * scene.block_size
+        for row in group.chunks:
+            for split, start in enumerate(range(0, end, prefix_split)):
+                part = int(work.first_part[row]) + split
+                written.add(part)
+                output, score = scene.attention(row, start, min(start + prefix_split, end))
+                torch.testing.assert_close(partials[part].cpu().double(), output, atol=tolerance, rtol=tolerance)
+                torch.testing.assert_close(lse[part].cpu().double(), score, atol=tolerance, rtol=tolerance)
+    others = [part for part in range(work.total_parts) if part not in written]
+    assert others, "rows have parts of their own"
+    assert (partials[others] == 7).all()
+    assert (lse[others] == 7).all()
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (6, 2), (14, 2), (16, 8), (1, 1)])
+def test_head_configurations(heads: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+    run(scene_of(LENGTHS, GROUPS, dtype, device, heads=heads))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_head_dims(head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    run(scene_of(LENGTHS, GROUPS, dtype, device, head_dim=head_dim), block_m=64, block_n=64, prefix_split=128)
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 256])
+@pytest.mark.parametrize("prefix_split", [24, 1024])
+def test_block_sizes_and_splits(block_size: int, prefix_split: int, dtype: torch.dtype, device: torch.device) -> None:
+    groups = [SharedPrefix(-(-17 // block_size), (2, 0)), SharedPrefix(-(-37 // block_size), (1, 3))]
+    in_group = {row: group.num_blocks * block_size for group in groups for row in group.chunks}
+    lengths = [in_group[row] + 1 + row for row in range(4)]
+    run(scene_of(lengths, groups, dtype, device, block_size=block_size), prefix_split=prefix_split, block_n=32)
+
+
+@pytest.mark.parametrize("size", [1, 2, 21, 40])
+def test_group_sizes(size: int, device: torch.device) -> None:
+    """21 rows of 3 queries fill a tile of 64 to 63; 40 need a second one that begins in the middle of a row."""
+    group = SharedPrefix(3, tuple(reversed(range(size))))
+    scene = scene_of([49] * size, [group], torch.float32, device, heads=(3, 1))
+    run(scene, block_m=64, block_n=16, prefix_split=32)
+
+
+@pytest.mark.parametrize("num_programs", [1, 50])
+def test_any_number_of_programs_does_all_the_work(num_programs: int, device: torch.device) -> None:
+    run(scene_of(LENGTHS, GROUPS, torch.float32, device), num_programs=num_programs)
