@@ -95,7 +95,8 @@ def _floors_among(ordered: Tensor, logits: Tensor, filters: Filters) -> tuple[Te
         crossing = (reached < filters.top_p[:, None]).sum(-1, keepdim=True)
         asks = filters.top_p < 1
         if count < vocab_size:
-            further_ties = narrowed & (ordered[:, -1] >= floor[:, 0])
+            # Ties at minus infinity have no mass; a row that has nothing else must not come as far as `_crossing`.
+            further_ties = narrowed & (ordered[:, -1] >= floor[:, 0]) & (ordered[:, -1] > -torch.inf)
             decided = ~asks | ((crossing[:, 0] < count) & ~further_ties)
         # Rounding may leave the whole mass just below p: then all that top-k left stays.
         chosen = torch.where(crossing < count, ordered.gather(1, crossing.clamp_max(count - 1)), floor)

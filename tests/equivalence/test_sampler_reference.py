@@ -496,6 +496,20 @@ def test_no_finite_bias_or_penalty_is_too_large() -> None:
     assert drawn_from(FIVE, repetition_penalty=1e-300, prompt=[1, 2]) == softmax(NEVER, 0, NEVER, NEVER, NEVER)
 
 
+@pytest.mark.parametrize(
+    "filtered", [{"top_k": 40}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.9}, {"min_p": 0.1}], ids=str
+)
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_filters_meet_a_row_with_nothing_left(filtered: dict[str, Any], temperature: float) -> None:
+    """top-k and top-p together looked for the border in such a row, and broke the step for everybody."""
+    logits = [float(place % 17) for place in range(300)]
+    params = SamplingParams(temperature=temperature, allowed_token_ids=[0], min_tokens=1, **filtered)
+    cases = [Case(logits, params, end_token_ids=frozenset([0])), Case(logits, SamplingParams(top_p=0.9))]
+    draws = [case.draw(row) for row, case in enumerate(cases)]
+    result = Sampler().sample(torch.tensor([logits]), [0, 0], draws)
+    assert result.faults == {0: NOTHING_LEFT}
+
+
 def test_a_row_with_nothing_left_to_draw_ends_its_request_alone() -> None:
     """The only token allowed is the end, and it may not come yet."""
     impossible: dict[str, Any] = {"allowed_token_ids": [0], "min_tokens": 1}
