@@ -37,10 +37,12 @@ class Filters:
 def apply(logits: Tensor, filters: Filters) -> Tensor:
     """Logits (R, vocabulary) with everything below its row's floor at minus infinity; rows may shift by a constant."""
     floor = floors(logits, filters)
-    if bool(floor.isfinite().all()):
+    bounded = floor.isfinite()
+    if bool(bounded.all()):
         # A threshold at zero is a dozen times quicker than a mask.
         return F.threshold(logits - floor, _LARGEST_BELOW_ZERO, -torch.inf, inplace=True)
-    return logits.masked_fill(logits < floor, -torch.inf)
+    # The same shift as above, so that a row's bits do not depend on who stands beside it.
+    return torch.where(bounded, logits - floor, logits).masked_fill_(logits < floor, -torch.inf)
 
 
 def floors(logits: Tensor, filters: Filters) -> Tensor:

@@ -267,6 +267,17 @@ def test_a_row_keeps_its_bits_beside_rows_of_another_temperature() -> None:
     assert beside.top_logprobs.tolist() == alone.top_logprobs.tolist()
 
 
+def test_a_filtered_row_keeps_its_bits_beside_one_without_a_floor() -> None:
+    """Rows were shifted by their floor only where all had one: two allowed tokens under top-k have none."""
+    logits = torch.randn(300, generator=torch.Generator().manual_seed(1)).tolist()
+    filtered = Case(logits, SamplingParams(top_p=0.9, logprobs=300))
+    open_below = Case(logits, SamplingParams(top_k=5, allowed_token_ids=[1, 2], logprobs=300))
+    tensor = torch.tensor([logits])
+    alone = Sampler("processed").sample(tensor, [0], [filtered.draw()]).reports[0]
+    beside = Sampler("processed").sample(tensor, [0, 0], [filtered.draw(), open_below.draw(1)]).reports[0]
+    assert beside.top_logprobs.tolist() == alone.top_logprobs.tolist()
+
+
 # -- how often ---------------------------------------------------------------------------------------------------
 
 MIXES = 24
