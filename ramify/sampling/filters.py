@@ -37,10 +37,12 @@ class Filters:
 def apply(logits: Tensor, filters: Filters) -> Tensor:
     """Logits (R, vocabulary) with everything below its row's floor at minus infinity; rows may shift by a constant."""
     floor = floors(logits, filters)
-    if bool(floor.isfinite().all()):
+    bounded = floor.isfinite()
+    if bool(bounded.all()):
         # A threshold at zero is a dozen times quicker than a mask.
         return F.threshold(logits - floor, _LARGEST_BELOW_ZERO, -torch.inf, inplace=True)
-    return logits.masked_fill(logits < floor, -torch.inf)
+    # The same shift as above, so that a row's bits do not depend on who stands beside it.
+    return torch.where(bounded, logits - floor, logits).masked_fill_(logits < floor, -torch.inf)
 
 
 def floors(logits: Tensor, filters: Filters) -> Tensor:
@@ -95,7 +97,8 @@ def _floors_among(ordered: Tensor, logits: Tensor, filters: Filters) -> tuple[Te
         crossing = (reached < filters.top_p[:, None]).sum(-1, keepdim=True)
         asks = filters.top_p < 1
         if count < vocab_size:
-            further_ties = narrowed & (ordered[:, -1] >= floor[:, 0])
+            # Ties at minus infinity have no mass; a row that has nothing else must not come as far as `_crossing`.
+            further_ties = narrowed & (ordered[:, -1] >= floor[:, 0]) & (ordered[:, -1] > -torch.inf)
             decided = ~asks | ((crossing[:, 0] < count) & ~further_ties)
         # Rounding may leave the whole mass just below p: then all that top-k left stays.
         chosen = torch.where(crossing < count, ordered.gather(1, crossing.clamp_max(count - 1)), floor)

@@ -291,6 +291,24 @@ def test_processed_logprobs_are_of_what_was_drawn_from(folder: Path, reference: 
     assert undecided <= 5
 
 
+def test_processed_logprobs_of_beams_are_of_what_they_were_chosen_from(folder: Path, reference: Any) -> None:
+    engine = LLM(str(folder), logprobs_mode="processed")
+    params = SamplingParams(
+        strategy="beam_search", n=3, beam_width=3, max_tokens=8, top_k=25, repetition_penalty=1.5, logprobs=6
+    )
+    output = generate(engine, prompts(9), params)[0]
+    prompt = output.prompt_token_ids
+    for completion in output.outputs:
+        token_ids = completion.token_ids
+        logits = logits_after_each(reference, [*prompt, *token_ids])[len(prompt) - 1 : -1]
+        weights = []
+        for place, row in enumerate(completion.logprobs or ()):
+            expected = reference_row(logits[place].tolist(), params, prompt=prompt, output=token_ids[:place])
+            check_row(row, torch.tensor(expected.probabilities).clamp_min(1e-300).log(), token_ids[place], 6)
+            weights.append(row[token_ids[place]].logprob)
+        assert completion.score == pytest.approx(sum(weights) / len(token_ids), abs=CLOSE)
+
+
 @pytest.mark.parametrize("mode", ["raw", "processed"])
 def test_cumulative_logprob_is_the_models_own_whatever_is_reported(folder: Path, reference: Any, mode: Any) -> None:
     engine = LLM(str(folder), logprobs_mode=mode)
@@ -321,12 +339,19 @@ def test_banned_tokens_are_not_among_the_likeliest(folder: Path) -> None:
 @st.composite
 def reporting_requests(draw: st.DrawFn) -> Asked:
     prompt = draw(st.sampled_from([[1, 2, 3, 4, 5, 6, 7, 8], [9]])) + draw(st.lists(st.integers(1, 2), max_size=9))
+    kind = draw(st.sampled_from(["samples", "samples", "beams", "diverse", "scored"]))
+    options: dict[str, Any] = {"n": draw(st.integers(1, 3)), "max_tokens": draw(st.integers(1, 8))}
+    if kind in ("samples", "diverse"):
+        options["seed"] = draw(st.integers(0, 3))
+    if kind == "beams":
+        options |= {"strategy": "beam_search", "beam_width": 3}
+    if kind == "diverse":
+        options |= {"strategy": "diverse", "diversity_penalty": 1.5}
+    prompt_logprobs = draw(st.sampled_from([None, 0, 3]))
+    if kind == "scored":
+        options, prompt_logprobs = {"max_tokens": 0}, prompt_logprobs or 0
     return prompt, SamplingParams(
-        n=draw(st.integers(1, 3)),
-        max_tokens=draw(st.integers(1, 8)),
-        seed=draw(st.integers(0, 3)),
-        logprobs=draw(st.sampled_from([None, 0, 3])),
-        prompt_logprobs=draw(st.sampled_from([None, 0, 3])),
+        **options, logprobs=draw(st.sampled_from([None, 0, 3])), prompt_logprobs=prompt_logprobs
     )
 
 
@@ -336,7 +361,7 @@ def reports_of(output: RequestOutput) -> tuple[Any, ...]:
 
 @given(
     asked=st.lists(reporting_requests(), min_size=1, max_size=5),
-    budget=st.sampled_from([1, 3, 64]),
+    budget=st.sampled_from([3, 5, 64]),  # beams step together: one token for each of three
     spare=st.sampled_from([0, 2, 40]),
     swaps=st.booleans(),
     caches=st.booleans(),
@@ -345,7 +370,7 @@ def reports_of(output: RequestOutput) -> tuple[Any, ...]:
 def test_every_schedule_reports_what_a_request_would_get_alone(
     asked: list[Asked], budget: int, spare: int, swaps: bool, caches: bool
 ) -> None:
-    needed = max(-(-(len(prompt) + (params.max_tokens or 0)) // 4) + 1 for prompt, params in asked)
+    needed = max(len(prompt) // 4 + 3 * -(-((params.max_tokens or 0) + 4) // 4) for prompt, params in asked)
     engine = fake_engine(
         num_blocks=needed + spare,
         max_num_seqs=5,

@@ -267,6 +267,17 @@ def test_a_row_keeps_its_bits_beside_rows_of_another_temperature() -> None:
     assert beside.top_logprobs.tolist() == alone.top_logprobs.tolist()
 
 
+def test_a_filtered_row_keeps_its_bits_beside_one_without_a_floor() -> None:
+    """Rows were shifted by their floor only where all had one: two allowed tokens under top-k have none."""
+    logits = torch.randn(300, generator=torch.Generator().manual_seed(1)).tolist()
+    filtered = Case(logits, SamplingParams(top_p=0.9, logprobs=300))
+    open_below = Case(logits, SamplingParams(top_k=5, allowed_token_ids=[1, 2], logprobs=300))
+    tensor = torch.tensor([logits])
+    alone = Sampler("processed").sample(tensor, [0], [filtered.draw()]).reports[0]
+    beside = Sampler("processed").sample(tensor, [0, 0], [filtered.draw(), open_below.draw(1)]).reports[0]
+    assert beside.top_logprobs.tolist() == alone.top_logprobs.tolist()
+
+
 # -- how often ---------------------------------------------------------------------------------------------------
 
 MIXES = 24
@@ -494,6 +505,20 @@ def test_no_finite_bias_or_penalty_is_too_large() -> None:
     assert drawn_from(FIVE, logit_bias={1: -1e300}, temperature=0.5) == softmax(4, NEVER, 0, -2, -4)
     assert drawn_from(FIVE, repetition_penalty=1e300, prompt=[1, 2, 3]) == softmax(2, 0, 0, NEVER, -2)
     assert drawn_from(FIVE, repetition_penalty=1e-300, prompt=[1, 2]) == softmax(NEVER, 0, NEVER, NEVER, NEVER)
+
+
+@pytest.mark.parametrize(
+    "filtered", [{"top_k": 40}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.9}, {"min_p": 0.1}], ids=str
+)
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_filters_meet_a_row_with_nothing_left(filtered: dict[str, Any], temperature: float) -> None:
+    """top-k and top-p together looked for the border in such a row, and broke the step for everybody."""
+    logits = [float(place % 17) for place in range(300)]
+    params = SamplingParams(temperature=temperature, allowed_token_ids=[0], min_tokens=1, **filtered)
+    cases = [Case(logits, params, end_token_ids=frozenset([0])), Case(logits, SamplingParams(top_p=0.9))]
+    draws = [case.draw(row) for row, case in enumerate(cases)]
+    result = Sampler().sample(torch.tensor([logits]), [0, 0], draws)
+    assert result.faults == {0: NOTHING_LEFT}
 
 
 def test_a_row_with_nothing_left_to_draw_ends_its_request_alone() -> None:

@@ -388,6 +388,18 @@ def test_in_a_batched_call_only_the_guilty_request_ends(fault: Processor, messag
     check_ended_alone(asked, 1, message, calm)
 
 
+def test_after_a_fault_no_further_processor_sees_the_row() -> None:
+    seen: list[Sequence[int]] = []
+
+    def watch(token_ids: Sequence[int], _logits: Tensor) -> Tensor:
+        seen.append(token_ids)
+        raise KeyError("never reached")
+
+    output = alone(([1], SamplingParams(seed=1, logits_processors=[raises, watch])))
+    assert output.error == "a logits processor failed: ValueError: not today"
+    assert seen == []
+
+
 def test_faults_free_their_blocks_and_leave_the_engine_usable() -> None:
     engine = fake_engine(num_blocks=16)
     for _ in range(3):
