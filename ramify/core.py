@@ -143,8 +143,9 @@ class EngineCore:
             if not item.caught_up or sequence.is_finished():
                 continue
             group = self._groups[sequence.request_id or ""]
-            goes_on = len(sequence.output_token_ids) + 1 < group.ends.longest_output
-            if goes_on and group.may_run_ahead and len(group.children_of(sequence)) == 1:
+            length = len(sequence.data.output_token_ids)
+            forks = not length and group.params.num_samples > 1
+            if group.may_run_ahead and not forks and length + 1 < group.ends.longest_output:
                 sequence.num_pending = 1
             else:
                 sequence.is_blocked = True
@@ -233,7 +234,9 @@ class EngineCore:
         for asked, reports in zip(plan.prompt_reports, result.prompts, strict=True):
             if asked.request_id in self._groups:
                 self._groups[asked.request_id].prompt_reports += reports
-        outputs = []
+        outputs: list[RequestOutput] = []
+        if not plan.prompt_reports:
+            return outputs
         for item in schedule.sequences:
             group = self._groups.get(item.sequence.request_id or "")
             if group is not None and item.caught_up and group.ends.longest_output == 0:
@@ -300,11 +303,10 @@ class EngineCore:
             if request_id in self._groups:
                 self._groups[request_id].num_cached_tokens = cached
             step.num_cached_tokens += cached
-        for item in schedule.sequences:
-            for chunk, track in zip(schedule.chunks[item.first_chunk :], item.sequence.tracks, strict=False):
-                prompt = len(track.prompt_token_ids)
-                if chunk.start < prompt:
-                    step.num_prompt_tokens += min(chunk.end, prompt) - chunk.start
+        for chunk, track in zip(schedule.chunks, schedule.tracks, strict=True):
+            prompt = len(track.prompt_token_ids)
+            if chunk.start < prompt:
+                step.num_prompt_tokens += min(chunk.end, prompt) - chunk.start
 
 
 def _prompt_report(group: Group, schedule: Schedule, item: ScheduledSequence) -> list[PromptReport]:

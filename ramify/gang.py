@@ -46,6 +46,9 @@ class Gang:
 
     def missing(self) -> list[int]:
         """Positions that each track has still to compute before the next tokens can be drawn; none if blocked."""
+        if len(self.sequences) == 1:  # most of them
+            alone = self.sequences[0]
+            return [0 if alone.is_blocked else alone.num_missing(track) for track in alone.tracks]
         if any(sequence.is_blocked for sequence in self.sequences):
             return [0] * sum(len(sequence.tracks) for sequence in self.sequences)
         if self.restart:  # the others follow when the first has come to where they part

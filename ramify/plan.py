@@ -59,7 +59,6 @@ class Rules:
             or params.logit_bias
             or params.allowed_token_ids
             or params.min_tokens
-            or params.logprobs is not None
             or params.num_together is not None
         ):
             return "full"

@@ -22,7 +22,7 @@ from ramify.kv.prefix import Entry
 from ramify.kv.sharing import best_sharing
 from ramify.plan import BlockCopy, Chunk, SharedPrefix
 from ramify.request import Request
-from ramify.sequence import Order, Sequence, SequenceStatus, Track
+from ramify.sequence import PENDING, Order, Sequence, SequenceStatus, Track
 
 
 class ScheduledSequence(NamedTuple):
@@ -183,7 +183,9 @@ class Scheduler:
         step = Schedule(self.max_num_batched_tokens)
         shares = self._share_budget(step)
         for gang in list(self.running):
-            if gang not in shares or gang.status is not SequenceStatus.RUNNING:
+            if gang not in shares or (step.num_preempted and gang.status is not SequenceStatus.RUNNING):
+                continue
+            if shares[gang] == [1] and self._place_decode(gang.sequences[0], step):
                 continue
             if not may_preempt and not self._has_room(gang, shares[gang]):
                 step.is_short = True  # those after it must not take what it lacks
@@ -200,7 +202,8 @@ class Scheduler:
         """Positions each running gang may compute per track. Who lacks least goes first: a long prompt waits."""
         lacking = []
         for gang in self.running:
-            self._fork_again(gang)
+            if gang.restart:
+                self._fork_again(gang)
             lacking.append((gang, gang.missing()))
         lacking.sort(key=_longest_missing)
         shares = {}
@@ -261,6 +264,23 @@ class Scheduler:
                     self._place_chunk(sequence, track, count, step)
             if len(step.chunks) > first:
                 step.sequences.append(ScheduledSequence(sequence, first, caught_up))
+
+    def _place_decode(self, sequence: Sequence, step: Schedule) -> bool:
+        """The usual case, quickly: one position, in a block that is open. Returns whether it was that."""
+        track = sequence.tracks[0]
+        manager, start = self.managers[track.model], track.num_computed
+        if sequence.num_missing(track) != 1 or not manager.is_open(track.key, start):
+            return False
+        output = sequence.data.output_token_ids
+        token = PENDING if sequence.num_pending else output[-1] if output else track.prompt_token_ids[-1]
+        step.sequences.append(ScheduledSequence(sequence, len(step.chunks), caught_up=True))
+        step.chunks.append(Chunk(track.model, (token,), start, manager.table(track.key), track.key))
+        step.tracks.append(track)
+        track.num_computed = start + 1
+        if start % manager.block_size in (0, manager.block_size - 1):
+            known = start + 1 - sequence.num_pending
+            manager.publish(track.key, known, partial(sequence.tokens_between, track))
+        return True
 
     def _place_chunk(self, sequence: Sequence, track: Track, count: int, step: Schedule) -> None:
         manager = self.managers[track.model]

@@ -104,6 +104,7 @@ class Sequence:
     """One continuation: what it holds, where it stands, which child of its request it is."""
 
     __slots__ = (
+        "_is_finished",
         "_status",
         "child",
         "data",
@@ -141,6 +142,7 @@ class Sequence:
         self.is_blocked = False  # what follows depends on the step under way: nothing is scheduled before it is known
         self.order: Order = (0, 0, child)  # who goes first: the lower
         self._status = SequenceStatus.WAITING
+        self._is_finished = False  # follows the status: it is asked for every token
 
     def __repr__(self) -> str:
         lengths = f"{self.get_prompt_len()}+{self.get_output_len()} tokens"
@@ -155,9 +157,10 @@ class Sequence:
         if target not in LEGAL_MOVES[self._status]:
             raise IllegalMoveError(f"{self.seq_id}: {self._status.name} cannot become {target.name}")
         self._status = target
+        self._is_finished = target.is_finished()
 
     def is_finished(self) -> bool:
-        return self._status.is_finished()
+        return self._is_finished
 
     def add_token_id(self, token_id: int, logprob: float = 0.0) -> None:
         self.data.add_token_id(token_id, logprob)
@@ -178,6 +181,7 @@ class Sequence:
         )
         copy.order = self.order
         copy._status = self._status
+        copy._is_finished = self._is_finished
         return copy
 
     # -- tokens, as a track's model sees them ----------------------------------------------------------------

@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ramify.attention.paged import PagedDecode
@@ -28,16 +30,25 @@ from ramify.cuda.rows import PADDING_SLOT, DeviceRows
 from ramify.kernels.draw import NOTHING_LEFT as NOTHING_LEFT_CODE
 from ramify.kernels.draw import BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
 from ramify.kernels.floors import FloorScratch, find_floors
+from ramify.kernels.reports import Processing, Reports, report
 from ramify.kernels.work_list import OWN_SPLIT
 from ramify.kv.pool import KVPool
 from ramify.models.decoder import Decoder
-from ramify.plan import Chunk, Draw, Plan, SamplerKind, SharedPrefix, StepResult, Ticket
+from ramify.plan import Chunk, Draw, Plan, SamplerKind, SharedPrefix, StepResult, Ticket, TokenReport
 from ramify.runner import move_blocks
 from ramify.sampling.pipeline import NOT_FINITE, NOTHING_LEFT, Sampler
 from ramify.sequence import PENDING
 from ramify.step import prompt_reports
 
 FEWEST_SHARED_POSITIONS = 512  # reads that a group must save before a second kernel pays
+MOST_REPORTED = 20  # likeliest tokens that a graph reports; who asks for more gets them without a graph
+
+
+class _Sampler(NamedTuple):
+    """The sampler at the end of a graph: its kind, and whether logprobs of several tokens are reported."""
+
+    kind: SamplerKind
+    reports: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +91,16 @@ class CudaStep:
         )
         self.rows = DeviceRows(self.attention.tables)
         self._use_graphs = use_graphs and device.type == "cuda"
-        self._graphs: dict[tuple[int, bool, SamplerKind], _Graph] = {}
+        self._graphs: dict[tuple[int, bool, _Sampler], _Graph] = {}
         self._scores = BlockScores.empty(most, arch.vocab_size, device)
         self._floors = torch.empty(most, device=device)
+        self._no_floors = torch.full((most,), -torch.inf, device=device)
+        self._reports = Reports.empty(most, min(MOST_REPORTED, arch.vocab_size), device)
         self._scratch = FloorScratch.empty(most, arch.vocab_size, device)
         self._token_ids = torch.zeros(most, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(most, device=device)
         self._faults = torch.zeros(most, dtype=torch.int32, device=device)
-        self._results = [_Result(most, device) for _ in range(2)]
+        self._results = [_Result(most, self._reports, device) for _ in range(2)]
         # Where the last step's tokens are: on the device, by the row their track had then, or known to the host.
         self._last_rows: dict[str, int] = {}
         self._last_known: dict[str, int] = {}
@@ -108,23 +121,23 @@ class CudaStep:
         size = padded(len(rows))
         self._fill(plan.chunks, rows, size)
         has_groups = self._list_work(plan.chunks, plan.shared, rows, size)
-        kind: SamplerKind = self._settle(plan.draws, rows) if _is_one_to_one(plan) else "full"
+        sampler = self._settle(plan.draws, rows) if _is_one_to_one(plan) else _Sampler("full")
         self.rows.upload()
-        graph = self._graph(size, has_groups, kind)
+        graph = self._graph(size, has_groups, sampler)
         if graph.graph is not None:
             graph.graph.replay()
             left = graph.logits
         else:
-            left = self._body(size, has_groups, kind)
-        if kind == "full":
+            left = self._body(size, has_groups, sampler)
+        if sampler.kind == "full":
             assert left is not None, "the sampler takes over where the graph ends"
             return self._sample(plan, left, [rows[item.chunks[0]] for item in plan.draws])
         self._last_rows = {chunk.key: row for chunk, row in zip(plan.chunks, rows, strict=True)}
         self._last_known = {}
         result = self._results[0]
         self._results.reverse()
-        result.fetch(self._token_ids, self._logprobs, self._faults)
-        return partial(result.read, rows)
+        result.fetch(self._token_ids, self._logprobs, self._faults, self._reports if sampler.reports else None)
+        return partial(result.read, rows, plan.draws)
 
     def _fill(self, chunks: Sequence[Chunk], rows: Sequence[int], size: int) -> None:
         """This step's numbers of every row; rows beyond the real ones compute nothing that anybody reads."""
@@ -159,7 +172,7 @@ class CudaStep:
         self.attention.write_list(self.attention.work_list(lengths, groups))
         return bool(groups)
 
-    def _settle(self, draws: Sequence[Draw], rows: Sequence[int]) -> SamplerKind:
+    def _settle(self, draws: Sequence[Draw], rows: Sequence[int]) -> _Sampler:
         """Sampling numbers of rows that are new here, output positions of all; returns the sampler that serves all."""
         numbers, floats = self.rows.integer_mirror, self.rows.float_mirror
         vocab_size = self.decoder.arch.vocab_size
@@ -174,12 +187,15 @@ class CudaStep:
             numbers[column.TOP_K, row] = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
             floats[:, row] = params.temperature, params.top_p, params.min_p
         numbers[column.OUTPUT_POSITION, np.asarray(rows, dtype=np.int64)] = [item.position for item in draws]
-        return "full" if "full" in kinds else "filtered" if "filtered" in kinds else "plain"
+        most = max(-1 if item.rules.params.logprobs is None else item.rules.params.logprobs for item in draws)
+        if "full" in kinds or most > MOST_REPORTED:
+            return _Sampler("full")
+        return _Sampler("filtered" if "filtered" in kinds else "plain", reports=most >= 0)
 
     # -- graphs ----------------------------------------------------------------------------------------------
 
-    def _graph(self, size: int, has_groups: bool, kind: SamplerKind) -> _Graph:
-        key = (size, has_groups, kind)
+    def _graph(self, size: int, has_groups: bool, sampler: _Sampler) -> _Graph:
+        key = (size, has_groups, sampler)
         if not self._use_graphs:
             return _Graph(None, None)
         if key not in self._graphs:
@@ -192,7 +208,7 @@ class CudaStep:
             self._graphs[key] = _Graph(graph, left)
         return self._graphs[key]
 
-    def _body(self, size: int, has_groups: bool, kind: SamplerKind) -> Tensor | None:
+    def _body(self, size: int, has_groups: bool, sampler: _Sampler) -> Tensor | None:
         """From numbers in the buffers to tokens in the buffers, or to logits that are returned."""
         numbers = self.rows.integers[:, :size]
         source = numbers[column.SOURCE]
@@ -208,13 +224,13 @@ class CudaStep:
             slots=numbers[column.SLOT],
         )
         out = logits(self.decoder, hidden)
-        if kind == "full":
+        if sampler.kind == "full":
             return out
         temperatures, top_p, min_p = self.rows.floats[:, :size]
         scores = BlockScores(*(part[:size] for part in self._scores))
         score_blocks(out, temperatures, scores)
         floor = None
-        if kind == "filtered":
+        if sampler.kind == "filtered":
             floor = self._floors[:size]
             find_floors(
                 out,
@@ -239,6 +255,12 @@ class CudaStep:
             faults=self._faults[:size],
             floors=floor,
         )
+        if sampler.reports:
+            processing = None
+            if self.sampler.logprobs_mode == "processed":
+                processing = Processing(temperatures, self._no_floors[:size] if floor is None else floor)
+            reports = Reports(*(part[:size] for part in self._reports))
+            report(out, scores, self._token_ids[:size], reports, processing)
         return None
 
     def _attend(self, layer: int, queries: Tensor, *, size: int, has_groups: bool) -> Tensor:
@@ -329,22 +351,33 @@ class CudaStep:
 class _Result:
     """Pinned memory that one step's results arrive in."""
 
-    def __init__(self, most: int, device: torch.device) -> None:
+    def __init__(self, most: int, reports: Reports, device: torch.device) -> None:
         pinned = device.type == "cuda"
         self._token_ids = torch.empty(most, dtype=torch.int64, pin_memory=pinned)
         self._logprobs = torch.empty(most, pin_memory=pinned)
         self._faults = torch.empty(most, dtype=torch.int32, pin_memory=pinned)
+        count = reports.top_ids.shape[1]
+        self._reports = Reports(
+            torch.empty(most, pin_memory=pinned),
+            torch.empty(most, dtype=torch.int32, pin_memory=pinned),
+            torch.empty(most, count, dtype=torch.int64, pin_memory=pinned),
+            torch.empty(most, count, pin_memory=pinned),
+        )
+        self._has_reports = False
         self._arrived = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
-    def fetch(self, token_ids: Tensor, logprobs: Tensor, faults: Tensor) -> None:
+    def fetch(self, token_ids: Tensor, logprobs: Tensor, faults: Tensor, reports: Reports | None) -> None:
         """Asks for them; does not wait."""
+        self._has_reports = reports is not None
+        for target, source in zip(self._reports, reports or (), strict=False):
+            target.copy_(source, non_blocking=True)
         self._token_ids.copy_(token_ids, non_blocking=True)
         self._logprobs.copy_(logprobs, non_blocking=True)
         self._faults.copy_(faults, non_blocking=True)
         if self._arrived is not None:
             self._arrived.record()
 
-    def read(self, rows: Sequence[int]) -> StepResult:
+    def read(self, rows: Sequence[int], draws: Sequence[Draw]) -> StepResult:
         """Waits; in the order of the plan's draws, whose rows these are."""
         if self._arrived is not None:
             self._arrived.synchronize()
@@ -354,7 +387,20 @@ class _Result:
             place: NOTHING_LEFT if faults[place] == NOTHING_LEFT_CODE else NOT_FINITE
             for place in np.flatnonzero(faults).tolist()
         }
-        return StepResult(self._token_ids.numpy()[index].tolist(), self._logprobs.numpy()[index].tolist(), messages)
+        reports = self._read_reports(index, draws) if self._has_reports else {}
+        return StepResult(
+            self._token_ids.numpy()[index].tolist(), self._logprobs.numpy()[index].tolist(), messages, reports
+        )
+
+    def _read_reports(self, index: NDArray[np.int64], draws: Sequence[Draw]) -> dict[int, TokenReport]:
+        """Copies, since the next step but one writes here again."""
+        logprobs, ranks, top_ids, top_logprobs = (part.numpy()[index] for part in self._reports)
+        told = {}
+        for place, (item, logprob, rank) in enumerate(zip(draws, logprobs.tolist(), ranks.tolist(), strict=True)):
+            count = item.rules.params.logprobs
+            if count is not None:
+                told[place] = TokenReport(logprob, rank, top_ids[place, :count], top_logprobs[place, :count])
+        return told
 
 
 def padded(count: int) -> int:

@@ -42,6 +42,7 @@ class BlockManager:
         self._counts = [0] * num_blocks
         self._host_counts = [0] * num_host_blocks
         self._tables: dict[str, list[int]] = {}
+        self._frozen: dict[str, tuple[int, ...]] = {}  # the same tables, as others see them
         self._swapped: dict[str, list[Place]] = {}
         self._index = PrefixIndex(block_size) if enable_prefix_caching else None
         self._chains: dict[str, list[int]] = {}  # numbers of a track's leading blocks in the index
@@ -60,7 +61,12 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def table(self, key: str) -> tuple[int, ...]:
-        return tuple(self._tables.get(key, ()))
+        """The same object as long as the table is the same."""
+        return self._frozen.get(key, ())
+
+    def is_open(self, key: str, position: int) -> bool:
+        """Whether a position lies in a block that the track holds alone: what almost every decode finds."""
+        return self._is_open(self._tables.get(key, ()), position, position + 1)
 
     def holds(self, key: str) -> bool:
         return bool(self._tables.get(key))
@@ -130,6 +136,7 @@ class BlockManager:
                 table[index] = own
                 if index * self.block_size < start:  # positions before `start` live in it: keep their content
                     copies.append((shared, own))
+        self._frozen[key] = tuple(table)
         return copies
 
     def adopt(self, key: str, found: Sequence[Entry]) -> int:
@@ -141,6 +148,7 @@ class BlockManager:
                 del self._free_known[entry.block]
             self._counts[entry.block] += 1
         self._tables[key] = [entry.block for entry in found]
+        self._frozen[key] = tuple(self._tables[key])
         self._chains[key] = [entry.number for entry in found]
         return len(found) * self.block_size
 
@@ -158,6 +166,7 @@ class BlockManager:
         if self._tables.get(child):
             raise InvalidInputError(f"{child} holds blocks already")
         self._tables[child] = table = self._tables.get(parent, [])[:num_blocks]
+        self._frozen[child] = self.table(parent)[:num_blocks]
         self._chains[child] = self._chains.get(parent, [])[:num_blocks]
         for block in table:
             self._counts[block] += 1
@@ -166,6 +175,7 @@ class BlockManager:
         """Gives back what this track holds, wherever it is; holding nothing is fine."""
         self._drop(reversed(self._tables.pop(key, [])))
         self._chains.pop(key, None)
+        self._frozen.pop(key, None)
         for place in reversed(self._swapped.pop(key, [])):
             if place.on_device:
                 self._drop([place.block])
@@ -180,6 +190,7 @@ class BlockManager:
         hosts = {block: self._free_host.popleft() for block in moving}
         for key in keys:
             table = self._tables.pop(key, [])
+            self._frozen.pop(key, None)
             self._swapped[key] = [
                 Place(hosts[block], on_device=False) if block in hosts else Place(block, on_device=True)
                 for block in table
@@ -208,6 +219,7 @@ class BlockManager:
                 table.append(brought[place.block])
                 self._drop_host(place.block)
             self._tables[key] = table
+            self._frozen[key] = tuple(table)
         return list(brought.items())
 
     def reset_prefix_cache(self) -> None:
@@ -263,6 +275,7 @@ class BlockManager:
 
     def check(self) -> None:
         """Raises AssertionError unless every block is either free or held exactly as often as it is counted."""
+        assert self._frozen == {key: tuple(table) for key, table in self._tables.items()}, "others see a stale table"
         held = [0] * self.num_blocks
         hosted = [0] * self.num_host_blocks
         for table in self._tables.values():

@@ -101,6 +101,9 @@ class Group:
     def advance(self, candidates: Items[Candidate], now: float = 0.0) -> Changes:
         decisions = self.strategy.advance(candidates)
         changes = Changes()
+        in_place = all(item.child == item.parent for item in decisions.continued)
+        if in_place and len(decisions.continued) == len(candidates) and not decisions.ended:
+            return self._go_on(decisions.continued, changes, now)
         parents = [self._children[number] for number in dict.fromkeys(item.parent for item in candidates)]
         # Fork before anything is appended: a fork must not see its sibling's token.
         grown = [(self._child(item), item) for item in (*decisions.continued, *decisions.ended)]
@@ -115,6 +118,18 @@ class Group:
         changes.left.extend(parent.sequence for parent in parents if id(parent) not in holding)
         self._forget_losers()
         self.finished = decisions.over or all(child.finish_reason is not None for child in self._children.values())
+        return changes
+
+    def _go_on(self, continued: Items[Continuation], changes: Changes, now: float) -> Changes:
+        """The usual advance: nobody forks, nobody is dropped."""
+        for item in continued:
+            child = self._children[item.child]
+            changes.latencies.append(None if child.last_token_time is None else now - child.last_token_time)
+            child.last_token_time = now
+            if child.append(item, self.ends):
+                changes.left.append(child.sequence)
+        if changes.left:
+            self.finished = all(child.finish_reason is not None for child in self._children.values())
         return changes
 
     def finish_unread(self) -> None:

@@ -25,14 +25,14 @@ def folder(request: pytest.FixtureRequest, make_checkpoint: CheckpointMaker) -> 
     return make_checkpoint(request.param, hidden_size=128, num_hidden_layers=2, **changes)
 
 
-def engine(folder: Path, device: torch.device, *, use_graphs: bool = True, runs_ahead: bool = True) -> LLM:
+def engine(folder: Path, device: torch.device, *, runs_ahead: bool = True, logprobs_mode: Any = "raw") -> LLM:
     """An engine whose steps are CudaSteps wherever it runs."""
-    llm = LLM(str(folder), device=device.type, **OPTIONS)
+    llm = LLM(str(folder), device=device.type, logprobs_mode=logprobs_mode, **OPTIONS)
     on_cpu = llm.core.device
     if isinstance(on_cpu, DeviceStep):
         runner: Runner = on_cpu.runner
         llm.core.device = CudaStep(
-            runner.decoder, runner.pool, max_num_seqs=12, max_model_len=128, use_graphs=use_graphs
+            runner.decoder, runner.pool, max_num_seqs=12, max_model_len=128, logprobs_mode=logprobs_mode
         )
     if not runs_ahead:
         llm.core.device.runs_ahead = False  # type: ignore[misc]
@@ -60,6 +60,25 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_tokens_equal_the_cpu_path(folder: Path, device: torch.device, kind: str) -> None:
     expected = generate(LLM(str(folder), device="cpu", **OPTIONS), **KINDS[kind])
     assert generate(engine(folder, device), **KINDS[kind]) == expected
+
+
+@pytest.mark.parametrize("mode", ["raw", "processed"])
+def test_reported_logprobs_equal_the_cpu_path(folder: Path, device: torch.device, mode: Any) -> None:
+    params = SamplingParams(n=2, seed=6, logprobs=3, temperature=0.7, top_k=20, max_tokens=4)
+    expected = LLM(str(folder), device="cpu", logprobs_mode=mode, **OPTIONS).generate(PROMPTS, params, use_tqdm=False)
+    llm = engine(folder, device, logprobs_mode=mode)
+    for output, other in zip(llm.generate(PROMPTS, params, use_tqdm=False), expected, strict=True):
+        for item, wanted in zip(output.outputs, other.outputs, strict=True):
+            assert item.token_ids == wanted.token_ids
+            assert item.cumulative_logprob == pytest.approx(wanted.cumulative_logprob, abs=1e-4)
+            assert item.logprobs is not None
+            assert wanted.logprobs is not None
+            for row, wanted_row in zip(item.logprobs, wanted.logprobs, strict=True):
+                assert {token: entry.rank for token, entry in row.items()} == {
+                    token: entry.rank for token, entry in wanted_row.items()
+                }
+                for token, entry in row.items():
+                    assert entry.logprob == pytest.approx(wanted_row[token].logprob, abs=1e-4)
 
 
 def test_running_ahead_changes_nothing(folder: Path, device: torch.device) -> None:
