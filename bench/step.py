@@ -1,0 +1,107 @@
+"""Where the time of one decode step goes on a GPU: matrix products, attention, sampler, the rest, and the host.
+
+    python bench/step.py [--shape 0.6B] [--rows 256] [--length 256]
+
+Device times are sums of kernels of one step, by torch's profiler; the host's is what a step takes when the device's
+work is left out of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from gpu import SHAPES, engine  # type: ignore[import-not-found]
+
+from ramify import SamplingParams
+from ramify.cuda.step import CudaStep
+from ramify.request import Request
+
+PARTS = {
+    "attention": ("_decode", "_prefix", "_merge", "flash"),
+    "sampler": ("_score_blocks", "_keep_above", "_draw_tokens", "_find_floors", "_report"),
+    "norm, rope, activation": ("_add_rms_norm", "_rope_and_write", "_silu_and_multiply"),
+    "products": ("gemm", "gemv", "cutlass", "splitK", "nvjet", "cublas"),
+}
+
+
+class _Nothing:
+    """Stands in for a CUDA graph: what is left of a step is the host's."""
+
+    def replay(self) -> None: ...
+
+    @classmethod
+    def graph(cls, real: Any) -> Any:
+        return replace(real, graph=cls())
+
+
+def part_of(kernel: str) -> str:
+    return next((part for part, names in PARTS.items() if any(name in kernel for name in names)), "other")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--shape", choices=list(SHAPES), default="0.6B")
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=20)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        llm = engine(options.shape, Path(folder))
+    for number in range(options.rows):
+        prompt = [(number * 7 + place) % 50_000 for place in range(options.length)]
+        params = SamplingParams(max_tokens=512, ignore_eos=True, detokenize=False, temperature=0.8)
+        llm.core.add_request(Request(str(number), None, prompt, params))
+    while llm.core.scheduler.waiting or llm.stats()["generated_tokens"] < 8 * options.rows:
+        llm.core.step()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(options.steps):
+        llm.core.step()
+    torch.cuda.synchronize()
+    whole = (time.perf_counter() - start) / options.steps
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(options.steps):
+            llm.core.step()
+        torch.cuda.synchronize()
+    times: Counter[str] = Counter()
+    kernels: Counter[str] = Counter()
+    for event in seen.key_averages():
+        times[part_of(event.key)] += event.self_device_time_total / options.steps / 1e3
+        kernels[event.key] += event.self_device_time_total / options.steps / 1e3
+    device = llm.core.device
+    assert isinstance(device, CudaStep)
+    device._graphs = {key: _Nothing.graph(item) for key, item in device._graphs.items()}
+    start = time.perf_counter()
+    for _ in range(options.steps):
+        llm.core.step()
+    host = (time.perf_counter() - start) / options.steps
+    print(f"{options.shape}, {options.rows} rows of {options.length}: {whole * 1e3:.2f} ms a step")
+    for part, milliseconds in times.most_common():
+        print(f"    {part:<26}{milliseconds:8.3f} ms")
+    print(f"    {'host, beside the device':<26}{host * 1e3:8.3f} ms")
+    for kernel, milliseconds in kernels.most_common(12):
+        print(f"        {milliseconds:8.3f} ms  {kernel[:90]}")
+    facts = {
+        "shape": options.shape,
+        "rows": options.rows,
+        "step_ms": round(whole * 1e3, 3),
+        "host_ms": round(host * 1e3, 3),
+    }
+    print(json.dumps({**facts, **{part: round(value, 3) for part, value in times.items()}}))
+
+
+if __name__ == "__main__":
+    main()
