@@ -205,6 +205,12 @@ class EngineCore:
         for index, draw in enumerate(plan.draws):
             if launched.drawn_from[index].is_finished():
                 continue  # it ended while this step was under way
+            group = self._groups[draw.request_id]
+            started = group.metrics.first_token_time is not None
+            if started and group.is_alone and not result.faults and not result.reports:
+                token = Candidate(draw.parent, draw.child, result.token_ids[index], result.logprobs[index])
+                outputs += self._go_on(group, token, now)
+                continue
             candidates = drawn.setdefault(draw.request_id, [])
             if index in result.faults:
                 faults.setdefault(draw.request_id, result.faults[index])
@@ -223,9 +229,7 @@ class EngineCore:
                 group.metrics = replace(group.metrics, first_token_time=now)
                 self.last_step.record_first_token(now - group.metrics.arrival_time)
             self._advance(group, candidates, now)
-            due = self._output(group)
-            if due is not None:
-                outputs.append(due)
+            outputs += self._due(group)
         self.metrics.add(self.last_step, sum(manager.num_in_use for manager in self.scheduler.managers))
         return outputs
 
@@ -242,10 +246,18 @@ class EngineCore:
             if group is not None and item.caught_up and group.ends.longest_output == 0:
                 group.finish_unread()
                 self.scheduler.remove(item.sequence)
-                due = self._output(group)
-                assert due is not None, "a finished group always has an output"
-                outputs.append(due)
+                outputs += self._due(group)
         return outputs
+
+    def _go_on(self, group: Group, token: Candidate, now: float) -> list[RequestOutput]:
+        """What `_advance` comes to for a group of one: most of them, in most steps."""
+        latency, ended = group.go_on(token, now)
+        self.last_step.num_generation_tokens += 1
+        if latency is not None:
+            self.last_step.inter_token_latencies.append(latency)
+        if ended:
+            self.scheduler.remove(group.request.root)
+        return self._due(group) if ended or group.is_streamed else []
 
     def _advance(self, group: Group, candidates: list[Candidate], now: float) -> None:
         changes = group.advance(candidates, now)
@@ -256,6 +268,10 @@ class EngineCore:
             self.scheduler.remove(sequence)
 
     # -- ends ------------------------------------------------------------------------------------------------
+
+    def _due(self, group: Group) -> list[RequestOutput]:
+        due = self._output(group)
+        return [] if due is None else [due]
 
     def _output(self, group: Group) -> RequestOutput | None:
         if group.finished:

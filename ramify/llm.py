@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, TypedDict, Unpack
@@ -106,6 +107,8 @@ class LLM:
             decode=None if self.tokenizer is None else self._decode_token,
         )
         self._request_numbers = count()
+        # What is there now stays: the collector need not look through it again while tokens are drawn.
+        gc.freeze()
 
     # -- generating ------------------------------------------------------------------------------------------
 

@@ -24,6 +24,8 @@ from ramify.plan import BlockCopy, Chunk, SharedPrefix
 from ramify.request import Request
 from ramify.sequence import PENDING, Order, Sequence, SequenceStatus, Track
 
+_DECODE = [1]  # the share of a sequence that lacks one position; most of them, so it is one object
+
 
 class ScheduledSequence(NamedTuple):
     """A sequence, the index of its first chunk in this step, and whether its whole gang has caught up after it."""
@@ -185,7 +187,7 @@ class Scheduler:
         for gang in list(self.running):
             if gang not in shares or (step.num_preempted and gang.status is not SequenceStatus.RUNNING):
                 continue
-            if shares[gang] == [1] and self._place_decode(gang.sequences[0], step):
+            if shares[gang] is _DECODE and self._place_decode(gang.sequences[0], step):
                 continue
             if not may_preempt and not self._has_room(gang, shares[gang]):
                 step.is_short = True  # those after it must not take what it lacks
@@ -210,6 +212,10 @@ class Scheduler:
         for gang, missing in lacking:
             if step.budget == 0:
                 break
+            if missing == _DECODE:
+                shares[gang] = _DECODE
+                step.budget -= 1
+                continue
             share = self._share(missing, step.budget)
             if any(share):
                 shares[gang] = share
@@ -269,15 +275,17 @@ class Scheduler:
         """The usual case, quickly: one position, in a block that is open. Returns whether it was that."""
         track = sequence.tracks[0]
         manager, start = self.managers[track.model], track.num_computed
-        if sequence.num_missing(track) != 1 or not manager.is_open(track.key, start):
+        table = manager.open_table(track.key, start)
+        if table is None:
             return False
         output = sequence.data.output_token_ids
         token = PENDING if sequence.num_pending else output[-1] if output else track.prompt_token_ids[-1]
-        step.sequences.append(ScheduledSequence(sequence, len(step.chunks), caught_up=True))
-        step.chunks.append(Chunk(track.model, (token,), start, manager.table(track.key), track.key))
+        step.sequences.append(ScheduledSequence(sequence, len(step.chunks), True))
+        step.chunks.append(Chunk(track.model, (token,), start, table, track.key))
         step.tracks.append(track)
         track.num_computed = start + 1
-        if start % manager.block_size in (0, manager.block_size - 1):
+        offset = start % manager.block_size
+        if offset == 0 or offset == manager.block_size - 1:
             known = start + 1 - sequence.num_pending
             manager.publish(track.key, known, partial(sequence.tokens_between, track))
         return True

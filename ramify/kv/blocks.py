@@ -64,9 +64,10 @@ class BlockManager:
         """The same object as long as the table is the same."""
         return self._frozen.get(key, ())
 
-    def is_open(self, key: str, position: int) -> bool:
-        """Whether a position lies in a block that the track holds alone: what almost every decode finds."""
-        return self._is_open(self._tables.get(key, ()), position, position + 1)
+    def open_table(self, key: str, position: int) -> tuple[int, ...] | None:
+        """The table, if this position lies in a block that the track holds alone: what almost every decode finds."""
+        table, index = self._frozen.get(key, ()), position // self.block_size
+        return table if index < len(table) and self._counts[table[index]] == 1 else None
 
     def holds(self, key: str) -> bool:
         return bool(self._tables.get(key))

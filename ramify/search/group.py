@@ -67,8 +67,11 @@ class Group:
             else 0,
         )
         self.strategy: Strategy = self._make_strategy()
+        self.is_independent = isinstance(self.strategy, Independent)
+        self.is_alone = self.is_independent and params.num_samples == 1  # one child, which only ever goes on
         # Whether the step after a draw can be launched before the host knows the token.
         self.may_run_ahead = params.num_together is None and not params.looks_back
+        self.is_streamed = params.output_kind is not OutputKind.FINAL_ONLY
         self.error: str | None = None
         self.metrics = RequestMetrics(request.arrival_time)
         self.num_cached_tokens = 0
@@ -101,9 +104,13 @@ class Group:
     def advance(self, candidates: Items[Candidate], now: float = 0.0) -> Changes:
         decisions = self.strategy.advance(candidates)
         changes = Changes()
-        in_place = all(item.child == item.parent for item in decisions.continued)
-        if in_place and len(decisions.continued) == len(candidates) and not decisions.ended:
-            return self._go_on(decisions.continued, changes, now)
+        if self.is_independent and all(item.child == item.parent for item in decisions.continued):
+            for item in decisions.continued:  # the usual case: nobody forks, nobody is dropped
+                latency, ended = self.go_on(item, now)
+                changes.latencies.append(latency)
+                if ended:
+                    changes.left.append(self._children[item.child].sequence)
+            return changes
         parents = [self._children[number] for number in dict.fromkeys(item.parent for item in candidates)]
         # Fork before anything is appended: a fork must not see its sibling's token.
         grown = [(self._child(item), item) for item in (*decisions.continued, *decisions.ended)]
@@ -120,17 +127,15 @@ class Group:
         self.finished = decisions.over or all(child.finish_reason is not None for child in self._children.values())
         return changes
 
-    def _go_on(self, continued: Items[Continuation], changes: Changes, now: float) -> Changes:
-        """The usual advance: nobody forks, nobody is dropped."""
-        for item in continued:
-            child = self._children[item.child]
-            changes.latencies.append(None if child.last_token_time is None else now - child.last_token_time)
-            child.last_token_time = now
-            if child.append(item, self.ends):
-                changes.left.append(child.sequence)
-        if changes.left:
+    def go_on(self, item: Continuation, now: float) -> tuple[float | None, bool]:
+        """One child goes on by itself; returns the time since its last token, and whether it has ended."""
+        child = self._children[item.child]
+        latency = None if child.last_token_time is None else now - child.last_token_time
+        child.last_token_time = now
+        ended = child.append(item, self.ends)
+        if ended:
             self.finished = all(child.finish_reason is not None for child in self._children.values())
-        return changes
+        return latency, ended
 
     def finish_unread(self) -> None:
         """Nothing is to be drawn (max_tokens 0): the prompt alone was asked about."""
