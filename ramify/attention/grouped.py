@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.attention.slots import IntArray, slots_of
@@ -125,11 +124,8 @@ class GroupedAttention:
         seen = self._pool.layer_blocks[layer].index_select(0, part.blocks)
         kv = seen.view(rows, -1, *seen.shape[2:]).permute(2, 0, 3, 1, 4)  # (2, B, kv_heads, longest, head_dim)
         q = queries.view(rows, kv.shape[2], -1, head_dim)
-        count = q.shape[2]
-        if 1 < count < 4:  # a fourth query costs less than nothing: products of four rows are a fifth faster
-            q = F.pad(q, (0, 0, 0, 4 - count))
         output, scores = _attend(q, kv[0], kv[1], attn_mask=part.mask)
-        return output[:, :, :count].reshape(rows, heads, head_dim), scores[:, :, :count].reshape(rows, heads)
+        return output.reshape(rows, heads, head_dim), scores.reshape(rows, heads)
 
 
 class _Merge:
