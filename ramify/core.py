@@ -207,8 +207,9 @@ class EngineCore:
                 continue  # it ended while this step was under way
             group = self._groups[draw.request_id]
             started = group.metrics.first_token_time is not None
-            if started and group.is_alone and not result.faults and not result.reports:
-                token = Candidate(draw.parent, draw.child, result.token_ids[index], result.logprobs[index])
+            if started and group.is_alone and not result.faults:
+                report = result.reports.get(index) if result.reports else None
+                token = Candidate(draw.parent, draw.child, result.token_ids[index], result.logprobs[index], 0.0, report)
                 outputs += self._go_on(group, token, now)
                 continue
             candidates = drawn.setdefault(draw.request_id, [])

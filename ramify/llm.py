@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, TypedDict, Unpack
 
@@ -107,8 +108,6 @@ class LLM:
             decode=None if self.tokenizer is None else self._decode_token,
         )
         self._request_numbers = count()
-        # What is there now stays: the collector need not look through it again while tokens are drawn.
-        gc.freeze()
 
     # -- generating ------------------------------------------------------------------------------------------
 
@@ -298,7 +297,10 @@ class LLM:
 
     def _run(self, requests: list[Request], *, use_tqdm: bool) -> list[RequestOutput]:
         finished: dict[str, RequestOutput] = {}
-        with tqdm(total=len(requests), desc="Prompts", unit="prompt", disable=not use_tqdm) as bar:
+        with (
+            _without_collecting_what_is_there(),
+            tqdm(total=len(requests), desc="Prompts", unit="prompt", disable=not use_tqdm) as bar,
+        ):
             before = self.core.metrics.generated_tokens
             for output in self._steps(requests):
                 if output.finished:
@@ -321,6 +323,16 @@ class LLM:
         finally:
             for request in requests:
                 self.core.abort(request.request_id)
+
+
+@contextmanager
+def _without_collecting_what_is_there() -> Iterator[None]:
+    """Python's collector looks through all objects again and again while tokens are drawn: not through the old ones."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _as_list(prompts: Any) -> list[Prompt]:

@@ -23,6 +23,7 @@ from ramify.plan import Chunk, Rules
 TOKEN, SOURCE, POSITION, SLOT, SEED_LOW, SEED_HIGH, CHILD, OUTPUT_POSITION, TOP_K = range(9)
 TEMPERATURE, TOP_P, MIN_P = range(3)
 PADDING_SLOT = -1
+ENTRIES_AT_ONCE = 2**17  # of block tables, sent in one piece
 
 
 class DeviceRows:
@@ -43,6 +44,13 @@ class DeviceRows:
             (
                 torch.empty(9, max_rows, dtype=torch.int64, pin_memory=pinned),
                 torch.empty(3, max_rows, pin_memory=pinned),
+            )
+            for _ in range(2)
+        ]
+        self._staged_tables = [
+            (
+                torch.empty(ENTRIES_AT_ONCE, dtype=torch.int64, pin_memory=pinned),
+                torch.empty(ENTRIES_AT_ONCE, dtype=torch.int32, pin_memory=pinned),
             )
             for _ in range(2)
         ]
@@ -100,6 +108,18 @@ class DeviceRows:
             values += table[first:]
             self._known[row] = table
         if places:
-            where = torch.from_numpy(np.concatenate(places)).to(self.device)
-            sent = torch.tensor(values, dtype=torch.int32).to(self.device)
-            self.tables.view(-1).index_copy_(0, where, sent)
+            self._send_tables(np.concatenate(places), np.array(values, dtype=np.int32))
+
+    def _send_tables(self, places: NDArray[np.int64], values: NDArray[np.int32]) -> None:
+        """Through pinned memory, so that the host does not wait for the device; a long list goes in pieces."""
+        for start in range(0, len(places), ENTRIES_AT_ONCE):
+            where, sent = self._staged_tables[0]
+            self._staged_tables.reverse()
+            if start >= 2 * ENTRIES_AT_ONCE and self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).synchronize()  # both are on their way
+            count = min(ENTRIES_AT_ONCE, len(places) - start)
+            where.numpy()[:count] = places[start : start + count]
+            sent.numpy()[:count] = values[start : start + count]
+            self.tables.view(-1).index_copy_(
+                0, where[:count].to(self.device, non_blocking=True), sent[:count].to(self.device, non_blocking=True)
+            )
