@@ -165,22 +165,13 @@ class EngineCore:
                 reports += _prompt_report(group, schedule, item)
             if not item.caught_up or group.ends.longest_output == 0:
                 continue
-            chunks = tuple(range(item.first_chunk, item.first_chunk + len(sequence.tracks)))
-            output = sequence.output_token_ids
-            for child in group.children_of(sequence):
+            output, first = sequence.data.output_token_ids, item.first_chunk
+            position = len(output) + sequence.num_pending
+            chunks = (first,) if len(sequence.tracks) == 1 else tuple(range(first, first + len(sequence.tracks)))
+            request_id, seed, rules = group.request.request_id, group.seed, group.rules
+            for child in (sequence.child,) if position else group.children_of(sequence):
+                draws.append(Draw(request_id, sequence.child, child, position, seed, chunks, rules, output))
                 drawn_from.append(sequence)
-                draws.append(
-                    Draw(
-                        group.request.request_id,
-                        sequence.child,
-                        child,
-                        len(output) + sequence.num_pending,
-                        group.seed,
-                        chunks,
-                        group.rules,
-                        output,
-                    )
-                )
         plan = Plan(
             tuple(schedule.chunks),
             tuple(draws),

@@ -199,7 +199,9 @@ class CudaStep:
         if not self._use_graphs:
             return _Graph(None, None)
         if key not in self._graphs:
+            tokens = self._token_ids.clone()
             self._body(*key)  # compiles what is not compiled yet, which a capture could not
+            self._token_ids.copy_(tokens)  # the step is still to come, and reads the tokens of the one before
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             pool = next((other.graph.pool() for other in self._graphs.values() if other.graph is not None), None)
