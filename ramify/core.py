@@ -46,6 +46,7 @@ class Launched:
     schedule: Schedule
     plan: Plan
     drawn_from: list[Sequence]  # for every draw, the sequence it continues
+    only_read: list[Sequence]  # whose prompt is all that was asked about
     ticket: Ticket
 
 
@@ -133,8 +134,8 @@ class EngineCore:
         return self._record(now, result)
 
     def _launch(self, schedule: Schedule) -> Launched:
-        plan, drawn_from = self._plan(schedule)
-        return Launched(schedule, plan, drawn_from, self.device.launch(plan))
+        plan, drawn_from, only_read = self._plan(schedule)
+        return Launched(schedule, plan, drawn_from, only_read, self.device.launch(plan))
 
     def _expect(self, launched: Launched) -> None:
         """Before the result is known: one more token for those that just go on, a pause for those that may change."""
@@ -150,10 +151,11 @@ class EngineCore:
             else:
                 sequence.is_blocked = True
 
-    def _plan(self, schedule: Schedule) -> tuple[Plan, list[Sequence]]:
+    def _plan(self, schedule: Schedule) -> tuple[Plan, list[Sequence], list[Sequence]]:
         now = self.last_step.timestamp
         draws: list[Draw] = []
         drawn_from: list[Sequence] = []
+        only_read: list[Sequence] = []
         reports: list[PromptReport] = []
         for item in schedule.sequences:
             sequence = item.sequence
@@ -163,7 +165,10 @@ class EngineCore:
                 self.last_step.record_queue_time(now - group.metrics.arrival_time)
             if group.params.prompt_logprobs is not None:
                 reports += _prompt_report(group, schedule, item)
-            if not item.caught_up or group.ends.longest_output == 0:
+            if not item.caught_up:
+                continue
+            if group.ends.longest_output == 0:
+                only_read.append(sequence)
                 continue
             output, first = sequence.data.output_token_ids, item.first_chunk
             position = len(output) + sequence.num_pending
@@ -182,7 +187,7 @@ class EngineCore:
             tuple(schedule.shared),
             tuple(reports),
         )
-        return plan, drawn_from
+        return plan, drawn_from, only_read
 
     def _record(self, launched: Launched, result: StepResult) -> list[RequestOutput]:
         now = self.clock()
@@ -190,7 +195,7 @@ class EngineCore:
         for item in schedule.sequences:
             item.sequence.num_pending, item.sequence.is_blocked = 0, False
         self._count(schedule)
-        outputs = self._record_prompts(schedule, plan, result)
+        outputs = self._record_prompts(launched, result)
         drawn: dict[str, list[Candidate]] = {}
         faults: dict[str, str] = {}
         for index, draw in enumerate(plan.draws):
@@ -225,19 +230,17 @@ class EngineCore:
         self.metrics.add(self.last_step, sum(manager.num_in_use for manager in self.scheduler.managers))
         return outputs
 
-    def _record_prompts(self, schedule: Schedule, plan: Plan, result: StepResult) -> list[RequestOutput]:
+    def _record_prompts(self, launched: Launched, result: StepResult) -> list[RequestOutput]:
         """Files what was reported of prompts; a request that wanted nothing more ends here."""
-        for asked, reports in zip(plan.prompt_reports, result.prompts, strict=True):
+        for asked, reports in zip(launched.plan.prompt_reports, result.prompts, strict=True):
             if asked.request_id in self._groups:
                 self._groups[asked.request_id].prompt_reports += reports
         outputs: list[RequestOutput] = []
-        if not plan.prompt_reports:
-            return outputs
-        for item in schedule.sequences:
-            group = self._groups.get(item.sequence.request_id or "")
-            if group is not None and item.caught_up and group.ends.longest_output == 0:
+        for sequence in launched.only_read:
+            group = self._groups.get(sequence.request_id or "")
+            if group is not None:
                 group.finish_unread()
-                self.scheduler.remove(item.sequence)
+                self.scheduler.remove(sequence)
                 outputs += self._due(group)
         return outputs
 

@@ -354,6 +354,21 @@ def test_statistics_follow_the_clock() -> None:
     assert engine.metrics.n_histogram == {2: 1}
 
 
+@pytest.mark.parametrize("runs_ahead", [True, False])
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_a_prompt_may_be_all_that_is_asked_about(length: int, runs_ahead: bool) -> None:
+    """A prompt of one token has nothing to report, and still ends."""
+    engine = fake_engine(runs_ahead=runs_ahead, max_num_batched_tokens=4)
+    params = SamplingParams(max_tokens=0, prompt_logprobs=1)
+    engine.add_request(Request("r", None, list(range(1, length + 1)), params))
+    output = run_all(engine)["r"]
+    assert output.prompt_logprobs is not None
+    assert len(output.prompt_logprobs) == length
+    assert output.outputs[0].token_ids == ()
+    assert output.outputs[0].finish_reason == "length"
+    assert engine.stats()["blocks_in_use"] == 0
+
+
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_preemption_happens_and_changes_nothing(mode: Any) -> None:
     params = SamplingParams(n=3, max_tokens=16, seed=5, ignore_eos=True)
