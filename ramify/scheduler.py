@@ -465,8 +465,8 @@ class Scheduler:
         """Which chunks of this step may read the same leading blocks together."""
         if self._sharing is None:
             self._sharing = self._share_reads(step)
-        chunk_of = {track: index for index, track in enumerate(step.tracks)}
         shared = []
+        chunk_of = {track: index for index, track in enumerate(step.tracks)} if self._sharing else {}
         for num_blocks, members in self._sharing:
             chunks = tuple(chunk_of[member] for member in members if member in chunk_of)
             if len(chunks) > 1:

@@ -70,7 +70,7 @@ class DeviceRows:
                 self._keys.append(chunk.key)
                 self.rules[row] = None
         rows = [self._row_of[chunk.key] for chunk in chunks]
-        self._follow_tables(chunks, rows)
+        self.follow_tables(chunks, rows)
         return rows
 
     def upload(self) -> None:
@@ -94,21 +94,27 @@ class DeviceRows:
         self.float_mirror[:, row] = self.float_mirror[:, end]
         self.rules[row] = self.rules[end]
 
-    def _follow_tables(self, chunks: Sequence[Chunk], rows: Sequence[int]) -> None:
-        """Sends what differs from what the device has: mostly nothing, now and then a block at the end."""
+    def follow_tables(self, chunks: Sequence[Chunk], rows: Sequence[int]) -> list[int]:
+        """Sends what differs from what the device has: mostly nothing, now and then a block at the end.
+
+        Returns the places of the chunks whose table differed.
+        """
+        changed: list[int] = []
         places: list[NDArray[np.int64]] = []
         values: list[int] = []
         width = self.tables.shape[1]
-        for chunk, row in zip(chunks, rows, strict=True):
+        for place, (chunk, row) in enumerate(zip(chunks, rows, strict=True)):
             table, known = chunk.block_table, self._known[row]
-            if table == known:
+            if table is known or table == known:
                 continue
+            changed.append(place)
             first = common_blocks(known, table)
             places.append(np.arange(row * width + first, row * width + len(table)))
             values += table[first:]
             self._known[row] = table
         if places:
             self._send_tables(np.concatenate(places), np.array(values, dtype=np.int32))
+        return changed
 
     def _send_tables(self, places: NDArray[np.int64], values: NDArray[np.int32]) -> None:
         """Through pinned memory, so that the host does not wait for the device; a long list goes in pieces."""

@@ -102,6 +102,7 @@ class CudaStep:
         self._faults = torch.zeros(most, dtype=torch.int32, device=device)
         self._results = [_Result(most, self._reports, device) for _ in range(2)]
         # Where the last step's tokens are: on the device, by the row their track had then, or known to the host.
+        self._steady: _Steady | None = None
         self._last_rows: dict[str, int] = {}
         self._last_known: dict[str, int] = {}
 
@@ -117,11 +118,16 @@ class CudaStep:
     # -- decodes ---------------------------------------------------------------------------------------------
 
     def _decode(self, plan: Plan) -> Ticket:
-        rows = self.rows.place(plan.chunks)
-        size = padded(len(rows))
-        self._fill(plan.chunks, rows, size)
+        size = padded(len(plan.chunks))
+        steady = self._steady
+        if steady is not None and steady.goes_on_as(plan):
+            rows, sampler = steady.rows, steady.sampler
+            self._fill_next(plan.chunks, steady)
+        else:
+            rows = self.rows.place(plan.chunks)
+            self._fill(plan.chunks, rows, size)
+            sampler = self._settle(plan.draws, rows) if _is_one_to_one(plan) else _Sampler("full")
         has_groups = self._list_work(plan.chunks, plan.shared, rows, size)
-        sampler = self._settle(plan.draws, rows) if _is_one_to_one(plan) else _Sampler("full")
         self.rows.upload()
         graph = self._graph(size, has_groups, sampler)
         if graph.graph is not None:
@@ -132,8 +138,10 @@ class CudaStep:
         if sampler.kind == "full":
             assert left is not None, "the sampler takes over where the graph ends"
             return self._sample(plan, left, [rows[item.chunks[0]] for item in plan.draws])
-        self._last_rows = {chunk.key: row for chunk, row in zip(plan.chunks, rows, strict=True)}
-        self._last_known = {}
+        if steady is None or rows is not steady.rows:
+            self._steady = _Steady([chunk.key for chunk in plan.chunks], rows, sampler)
+            self._last_rows = {chunk.key: row for chunk, row in zip(plan.chunks, rows, strict=True)}
+            self._last_known = {}
         result = self._results[0]
         self._results.reverse()
         result.fetch(self._token_ids, self._logprobs, self._faults, self._reports if sampler.reports else None)
@@ -157,6 +165,20 @@ class CudaStep:
         numbers[column.SLOT, index] = [
             chunk.block_table[chunk.start // block_size] * block_size + chunk.start % block_size for chunk in chunks
         ]
+
+    def _fill_next(self, chunks: Sequence[Chunk], steady: _Steady) -> None:
+        """The rows of the step before, one position on, each with the token that it drew there."""
+        numbers, index, block_size = self.rows.integer_mirror, steady.index, self.pool.block_size
+        moved = self.rows.follow_tables(chunks, steady.rows)
+        positions = numbers[column.POSITION, index] + 1
+        slots = numbers[column.SLOT, index] + 1
+        for place in {*moved, *np.flatnonzero(positions % block_size == 0).tolist()}:
+            block, offset = divmod(int(positions[place]), block_size)
+            slots[place] = chunks[place].block_table[block] * block_size + offset
+        numbers[column.POSITION, index] = positions
+        numbers[column.SLOT, index] = slots
+        numbers[column.SOURCE, index] = index
+        numbers[column.OUTPUT_POSITION, index] += 1
 
     def _list_work(
         self, chunks: Sequence[Chunk], shared: Sequence[SharedPrefix], rows: Sequence[int], size: int
@@ -274,6 +296,7 @@ class CudaStep:
 
     def _mixed(self, plan: Plan) -> Ticket:
         """Decodes first, row by row, then the chunks of prompts; no graph, and the host waits for its tokens."""
+        self._steady = None
         singles = [index for index, chunk in enumerate(plan.chunks) if len(chunk.token_ids) == 1]
         longer = [index for index, chunk in enumerate(plan.chunks) if len(chunk.token_ids) > 1]
         decodes = [plan.chunks[index] for index in singles]
@@ -335,6 +358,7 @@ class CudaStep:
 
     def _sample(self, plan: Plan, out: Tensor, rows: list[int]) -> Ticket:
         """With the sampler that can do everything; the host knows the tokens at once."""
+        self._steady = None
         result = self.sampler.sample(out, rows, plan.draws)
         self._last_rows = {}
         self._last_known = {
@@ -348,6 +372,25 @@ class CudaStep:
 
     def _numbers(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+class _Steady:
+    """The rows of a graph's step: while the same tracks just go on, the next step's numbers follow from the last's."""
+
+    def __init__(self, keys: list[str], rows: list[int], sampler: _Sampler) -> None:
+        self.keys = keys
+        self.rows = rows
+        self.index = np.asarray(rows, dtype=np.int64)
+        self.sampler = sampler
+
+    def goes_on_as(self, plan: Plan) -> bool:
+        """Whether a plan has the same tracks, each to compute the token that it drew in the last step."""
+        chunks = plan.chunks
+        return (
+            len(chunks) == len(plan.draws) == len(self.keys)
+            and all(chunk.token_ids[0] == PENDING for chunk in chunks)
+            and [chunk.key for chunk in chunks] == self.keys
+        )
 
 
 class _Result:
