@@ -22,6 +22,7 @@ from ramify.plan import Chunk, Rules
 # Columns of the integer mirror, one row of numbers each.
 TOKEN, SOURCE, POSITION, SLOT, SEED_LOW, SEED_HIGH, CHILD, OUTPUT_POSITION, TOP_K = range(9)
 TEMPERATURE, TOP_P, MIN_P = range(3)
+NUM_INTEGERS, NUM_FLOATS = 9, 3
 PADDING_SLOT = -1
 ENTRIES_AT_ONCE = 2**17  # of block tables, sent in one piece
 
@@ -34,16 +35,16 @@ class DeviceRows:
         self.tables = tables
         self.device = device = tables.device
         max_rows = tables.shape[0]
-        self.integer_mirror: NDArray[np.int64] = np.zeros((9, max_rows), np.int64)
-        self.float_mirror: NDArray[np.float32] = np.zeros((3, max_rows), np.float32)
-        self.integers = torch.zeros(9, max_rows, dtype=torch.int64, device=device)
-        self.floats = torch.zeros(3, max_rows, dtype=torch.float32, device=device)
+        self.integer_mirror: NDArray[np.int64] = np.zeros((NUM_INTEGERS, max_rows), np.int64)
+        self.float_mirror: NDArray[np.float32] = np.zeros((NUM_FLOATS, max_rows), np.float32)
+        self.integers = torch.zeros(NUM_INTEGERS, max_rows, dtype=torch.int64, device=device)
+        self.floats = torch.zeros(NUM_FLOATS, max_rows, dtype=torch.float32, device=device)
         # Two of each: the copy of the step before may not have been made yet when the next is written.
         pinned = device.type == "cuda"
         self._staged = [
             (
-                torch.empty(9, max_rows, dtype=torch.int64, pin_memory=pinned),
-                torch.empty(3, max_rows, pin_memory=pinned),
+                torch.empty(NUM_INTEGERS, max_rows, dtype=torch.int64, pin_memory=pinned),
+                torch.empty(NUM_FLOATS, max_rows, pin_memory=pinned),
             )
             for _ in range(2)
         ]

@@ -26,17 +26,17 @@ from ramify.config import LogprobsMode
 from ramify.cuda import rows as column
 from ramify.cuda.forward import forward, logits
 from ramify.cuda.prefill import ChunkAttention
+from ramify.cuda.results import Drawn, Results
 from ramify.cuda.rows import PADDING_SLOT, DeviceRows
-from ramify.kernels.draw import NOTHING_LEFT as NOTHING_LEFT_CODE
 from ramify.kernels.draw import BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
 from ramify.kernels.floors import FloorScratch, find_floors
-from ramify.kernels.reports import Processing, Reports, report
+from ramify.kernels.reports import Processing, report
 from ramify.kernels.work_list import OWN_SPLIT
 from ramify.kv.pool import KVPool
 from ramify.models.decoder import Decoder
-from ramify.plan import Chunk, Draw, Plan, SamplerKind, SharedPrefix, StepResult, Ticket, TokenReport
+from ramify.plan import Chunk, Draw, Plan, SamplerKind, SharedPrefix, StepResult, Ticket
 from ramify.runner import move_blocks
-from ramify.sampling.pipeline import NOT_FINITE, NOTHING_LEFT, Sampler
+from ramify.sampling.pipeline import Sampler
 from ramify.sequence import PENDING
 from ramify.step import prompt_reports
 
@@ -95,12 +95,10 @@ class CudaStep:
         self._scores = BlockScores.empty(most, arch.vocab_size, device)
         self._floors = torch.empty(most, device=device)
         self._no_floors = torch.full((most,), -torch.inf, device=device)
-        self._reports = Reports.empty(most, min(MOST_REPORTED, arch.vocab_size), device)
         self._scratch = FloorScratch.empty(most, arch.vocab_size, device)
-        self._token_ids = torch.zeros(most, dtype=torch.int64, device=device)
-        self._logprobs = torch.zeros(most, device=device)
-        self._faults = torch.zeros(most, dtype=torch.int32, device=device)
-        self._results = [_Result(most, self._reports, device) for _ in range(2)]
+        num_reported = min(MOST_REPORTED, arch.vocab_size)
+        self._drawn = Drawn.empty(most, num_reported, device)
+        self._results = [Results(most, num_reported, device) for _ in range(2)]
         # Where the last step's tokens are: on the device, by the row their track had then, or known to the host.
         self._steady: _Steady | None = None
         self._last_rows: dict[str, int] = {}
@@ -144,7 +142,7 @@ class CudaStep:
             self._last_known = {}
         result = self._results[0]
         self._results.reverse()
-        result.fetch(self._token_ids, self._logprobs, self._faults, self._reports if sampler.reports else None)
+        result.fetch(self._drawn, with_reports=sampler.reports)
         return partial(result.read, rows, plan.draws)
 
     def _fill(self, chunks: Sequence[Chunk], rows: Sequence[int], size: int) -> None:
@@ -197,22 +195,13 @@ class CudaStep:
     def _settle(self, draws: Sequence[Draw], rows: Sequence[int]) -> _Sampler:
         """Sampling numbers of rows that are new here, output positions of all; returns the sampler that serves all."""
         numbers, floats = self.rows.integer_mirror, self.rows.float_mirror
-        vocab_size = self.decoder.arch.vocab_size
-        kinds = set()
         for item, row in zip(draws, rows, strict=True):
-            kinds.add(item.rules.sampler_kind)
             if self.rows.rules[row] is item.rules:
                 continue
             self.rows.rules[row] = item.rules
-            params, (low, high, child) = item.rules.params, key_words(item.seed, item.child)
-            numbers[column.SEED_LOW, row], numbers[column.SEED_HIGH, row], numbers[column.CHILD, row] = low, high, child
-            numbers[column.TOP_K, row] = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
-            floats[:, row] = params.temperature, params.top_p, params.min_p
+            write_draw(item, numbers[:, row], floats[:, row])
         numbers[column.OUTPUT_POSITION, np.asarray(rows, dtype=np.int64)] = [item.position for item in draws]
-        most = max(-1 if item.rules.params.logprobs is None else item.rules.params.logprobs for item in draws)
-        if "full" in kinds or most > MOST_REPORTED:
-            return _Sampler("full")
-        return _Sampler("filtered" if "filtered" in kinds else "plain", reports=most >= 0)
+        return _sampler_for(draws)
 
     # -- graphs ----------------------------------------------------------------------------------------------
 
@@ -221,9 +210,9 @@ class CudaStep:
         if not self._use_graphs:
             return _Graph(None, None)
         if key not in self._graphs:
-            tokens = self._token_ids.clone()
+            tokens = self._drawn.token_ids.clone()
             self._body(*key)  # compiles what is not compiled yet, which a capture could not
-            self._token_ids.copy_(tokens)  # the step is still to come, and reads the tokens of the one before
+            self._drawn.token_ids.copy_(tokens)  # the step is still to come, and reads the tokens of the one before
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             pool = next((other.graph.pool() for other in self._graphs.values() if other.graph is not None), None)
@@ -236,7 +225,7 @@ class CudaStep:
         """From numbers in the buffers to tokens in the buffers, or to logits that are returned."""
         numbers = self.rows.integers[:, :size]
         source = numbers[column.SOURCE]
-        known = self._token_ids[source.clamp_min(0)]
+        known = self._drawn.token_ids[source.clamp_min(0)]
         token_ids = torch.where(source >= 0, known, numbers[column.TOKEN])
         attend = partial(self._attend, size=size, has_groups=has_groups)
         hidden = forward(
@@ -250,7 +239,13 @@ class CudaStep:
         out = logits(self.decoder, hidden)
         if sampler.kind == "full":
             return out
-        temperatures, top_p, min_p = self.rows.floats[:, :size]
+        self._draw(out, numbers, self.rows.floats[:, :size], sampler, self._drawn.of(size))
+        return None
+
+    def _draw(self, out: Tensor, numbers: Tensor, floats: Tensor, sampler: _Sampler, drawn: Drawn) -> None:
+        """From logits (R, vocabulary) and the rows' numbers (columns, R) to tokens, and reports if asked for."""
+        temperatures, top_p, min_p = floats
+        size = out.shape[0]
         scores = BlockScores(*(part[:size] for part in self._scores))
         score_blocks(out, temperatures, scores)
         floor = None
@@ -267,25 +262,22 @@ class CudaStep:
                 floors=floor,
             )
             keep_above(out, temperatures, floor, scores)
+        keys = (column.SEED_LOW, column.SEED_HIGH, column.CHILD, column.OUTPUT_POSITION)
         draw_tokens(
             out,
             temperatures,
-            KeyWords(
-                *(numbers[at] for at in (column.SEED_LOW, column.SEED_HIGH, column.CHILD, column.OUTPUT_POSITION))
-            ),
+            KeyWords(*(numbers[key] for key in keys)),
             scores,
-            token_ids=self._token_ids[:size],
-            logprobs=self._logprobs[:size],
-            faults=self._faults[:size],
+            token_ids=drawn.token_ids,
+            logprobs=drawn.logprobs,
+            faults=drawn.faults,
             floors=floor,
         )
         if sampler.reports:
             processing = None
             if self.sampler.logprobs_mode == "processed":
                 processing = Processing(temperatures, self._no_floors[:size] if floor is None else floor)
-            reports = Reports(*(part[:size] for part in self._reports))
-            report(out, scores, self._token_ids[:size], reports, processing)
-        return None
+            report(out, scores, drawn.token_ids, drawn.reports, processing)
 
     def _attend(self, layer: int, queries: Tensor, *, size: int, has_groups: bool) -> Tensor:
         out = queries.new_empty(size, queries.shape[1] * queries.shape[2])
@@ -313,7 +305,7 @@ class CudaStep:
             total += len(plan.chunks[index].token_ids)
         numbers = self.rows.integers[:, : len(rows)]
         source = numbers[column.SOURCE]
-        known = torch.where(source >= 0, self._token_ids[source.clamp_min(0)], numbers[column.TOKEN])
+        known = torch.where(source >= 0, self._drawn.token_ids[source.clamp_min(0)], numbers[column.TOKEN])
         token_ids = [known, self._numbers([token for chunk in prompts for token in chunk.token_ids])]
         positions = [
             numbers[column.POSITION],
@@ -357,14 +349,44 @@ class CudaStep:
         return ticket
 
     def _sample(self, plan: Plan, out: Tensor, rows: list[int]) -> Ticket:
-        """With the sampler that can do everything; the host knows the tokens at once."""
+        """Without a graph; the host knows the tokens at once."""
         self._steady = None
-        result = self.sampler.sample(out, rows, plan.draws)
+        sampler = _sampler_for(plan.draws)
+        if sampler.kind == "full":
+            result = self.sampler.sample(out, rows, plan.draws)
+        else:
+            result = self._draw_now(out, rows, plan.draws, sampler)
         self._last_rows = {}
         self._last_known = {
             plan.chunks[item.chunks[0]].key: token for item, token in zip(plan.draws, result.token_ids, strict=True)
         }
         return lambda: result
+
+    def _draw_now(self, out: Tensor, rows: list[int], draws: Sequence[Draw], sampler: _Sampler) -> StepResult:
+        """Draws from these rows of the logits with the graphs' kernels, as many at a time as their buffers take."""
+        whole = StepResult([], [])
+        most = self._floors.shape[0]
+        for start in range(0, len(draws), most):
+            some = draws[start : start + most]
+            numbers = np.zeros((column.NUM_INTEGERS, len(some)), np.int64)
+            floats = np.zeros((column.NUM_FLOATS, len(some)), np.float32)
+            for place, item in enumerate(some):
+                write_draw(item, numbers[:, place], floats[:, place])
+            drawn = Drawn.empty(len(some), self._drawn.reports.top_ids.shape[1], self.device)
+            self._draw(
+                out[self._numbers(rows[start : start + most])],
+                torch.from_numpy(numbers).to(self.device),
+                torch.from_numpy(floats).to(self.device),
+                sampler,
+                drawn,
+            )
+            self._results[0].fetch(drawn, with_reports=sampler.reports)
+            part = self._results[0].read(range(len(some)), some)
+            whole.token_ids.extend(part.token_ids)
+            whole.logprobs.extend(part.logprobs)
+            whole.faults.update({start + place: fault for place, fault in part.faults.items()})
+            whole.reports.update({start + place: told for place, told in part.reports.items()})
+        return whole
 
     @property
     def device(self) -> torch.device:
@@ -393,61 +415,6 @@ class _Steady:
         )
 
 
-class _Result:
-    """Pinned memory that one step's results arrive in."""
-
-    def __init__(self, most: int, reports: Reports, device: torch.device) -> None:
-        pinned = device.type == "cuda"
-        self._token_ids = torch.empty(most, dtype=torch.int64, pin_memory=pinned)
-        self._logprobs = torch.empty(most, pin_memory=pinned)
-        self._faults = torch.empty(most, dtype=torch.int32, pin_memory=pinned)
-        count = reports.top_ids.shape[1]
-        self._reports = Reports(
-            torch.empty(most, pin_memory=pinned),
-            torch.empty(most, dtype=torch.int32, pin_memory=pinned),
-            torch.empty(most, count, dtype=torch.int64, pin_memory=pinned),
-            torch.empty(most, count, pin_memory=pinned),
-        )
-        self._has_reports = False
-        self._arrived = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
-
-    def fetch(self, token_ids: Tensor, logprobs: Tensor, faults: Tensor, reports: Reports | None) -> None:
-        """Asks for them; does not wait."""
-        self._has_reports = reports is not None
-        for target, source in zip(self._reports, reports or (), strict=False):
-            target.copy_(source, non_blocking=True)
-        self._token_ids.copy_(token_ids, non_blocking=True)
-        self._logprobs.copy_(logprobs, non_blocking=True)
-        self._faults.copy_(faults, non_blocking=True)
-        if self._arrived is not None:
-            self._arrived.record()
-
-    def read(self, rows: Sequence[int], draws: Sequence[Draw]) -> StepResult:
-        """Waits; in the order of the plan's draws, whose rows these are."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        index = np.asarray(rows, dtype=np.int64)
-        faults = self._faults.numpy()[index]
-        messages = {
-            place: NOTHING_LEFT if faults[place] == NOTHING_LEFT_CODE else NOT_FINITE
-            for place in np.flatnonzero(faults).tolist()
-        }
-        reports = self._read_reports(index, draws) if self._has_reports else {}
-        return StepResult(
-            self._token_ids.numpy()[index].tolist(), self._logprobs.numpy()[index].tolist(), messages, reports
-        )
-
-    def _read_reports(self, index: NDArray[np.int64], draws: Sequence[Draw]) -> dict[int, TokenReport]:
-        """Copies, since the next step but one writes here again."""
-        logprobs, ranks, top_ids, top_logprobs = (part.numpy()[index] for part in self._reports)
-        told = {}
-        for place, (item, logprob, rank) in enumerate(zip(draws, logprobs.tolist(), ranks.tolist(), strict=True)):
-            count = item.rules.params.logprobs
-            if count is not None:
-                told[place] = TokenReport(logprob, rank, top_ids[place, :count], top_logprobs[place, :count])
-        return told
-
-
 def padded(count: int) -> int:
     """The size of the graph that serves so many rows: coarse where rows are many, so that graphs are few."""
     for most, step in ((4, 1), (16, 4), (64, 8), (256, 16)):
@@ -456,10 +423,24 @@ def padded(count: int) -> int:
     return -(-count // 32) * 32
 
 
-def key_words(seed: int, child: int) -> tuple[int, int, int]:
-    """The words that name a row's noise, as `NoiseKeys.of` makes them."""
-    mask = 0xFFFFFFFF
-    return seed & mask, (seed >> 32) & mask, child | (1 << 31 if seed < 0 else 0)
+def write_draw(item: Draw, numbers: NDArray[np.int64], floats: NDArray[np.float32]) -> None:
+    """What names a draw's noise and filters, into a row's columns; the words are those of `NoiseKeys.of`."""
+    mask, params = 0xFFFFFFFF, item.rules.params
+    numbers[column.SEED_LOW] = item.seed & mask
+    numbers[column.SEED_HIGH] = (item.seed >> 32) & mask
+    numbers[column.CHILD] = item.child | (1 << 31 if item.seed < 0 else 0)
+    numbers[column.OUTPUT_POSITION] = item.position
+    numbers[column.TOP_K] = min(max(params.top_k, 0), 2**31 - 1)
+    floats[:] = params.temperature, params.top_p, params.min_p
+
+
+def _sampler_for(draws: Sequence[Draw]) -> _Sampler:
+    """The cheapest that serves all."""
+    kinds = {item.rules.sampler_kind for item in draws}
+    most = max(-1 if item.rules.params.logprobs is None else item.rules.params.logprobs for item in draws)
+    if "full" in kinds or most > MOST_REPORTED:
+        return _Sampler("full")
+    return _Sampler("filtered" if "filtered" in kinds else "plain", reports=most >= 0)
 
 
 def _is_one_to_one(plan: Plan) -> bool:
