@@ -9,10 +9,10 @@ demo: .venv/.installed
 	$(BIN)/ramify generate "$(PROMPT)" -n 4 --temperature 0.8 --max-tokens 48 --seed 7
 
 test: .venv/.installed-dev
-	$(BIN)/python -m pytest -q -m "not long"
+	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not long"
 
 test-long: .venv/.installed-dev
-	$(BIN)/python -m pytest -q -m long
+	$(BIN)/python -m pytest -q -n auto --dist loadfile -m long
 
 check: .venv/.installed-dev
 	$(BIN)/ruff format --check .
