@@ -22,7 +22,7 @@ from ramify.attention.slots import IntArray, slots_of
 from ramify.kv.pool import KVPool
 from ramify.plan import Chunk, SharedPrefix
 
-FEWEST_SHARED_TOKENS = 32  # below this a second part and a merge cost more than reading twice
+FEWEST_SHARED_TOKENS = 256  # below this a second part and a merge cost more than reading twice
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # resolved once, not at every call
 
 

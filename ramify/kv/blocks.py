@@ -5,8 +5,9 @@
                                and a copy to make (copy-on-write), the other keeps 5.
 
 A block that nobody holds is free. If the prefix index knows its content, it stays findable until it is needed for
-something else: plain free blocks go first, then the one freed longest ago; a table is freed last block first, so that
-the ends of prompts go before their beginnings. Questions (`num_free`, `table`, `find`, …) never act.
+something else: plain free blocks go first, the one freed last before others, then known ones, the one freed longest ago
+before others; a table is freed last block first, so that the ends of prompts go before their beginnings. Questions
+(`num_free`, `table`, `find`, …) never act.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_host_blocks = num_host_blocks
-        self._free: deque[int] = deque(range(num_blocks))
+        self._free = list(reversed(range(num_blocks)))  # the last is taken next: its memory was touched lately
         self._free_known: OrderedDict[int, None] = OrderedDict()  # free, but the index knows their content
         self._free_host: deque[int] = deque(range(num_host_blocks))
         self._counts = [0] * num_blocks
@@ -250,7 +251,7 @@ class BlockManager:
 
     def _take(self) -> int:
         if self._free:
-            block = self._free.popleft()
+            block = self._free.pop()
         else:
             block, _ = self._free_known.popitem(last=False)
             assert self._index is not None, "only the index makes blocks known"
