@@ -56,7 +56,8 @@ Part = _Dense | _Causal | _Padded
 
 
 class GroupedAttention:
-    def __init__(self) -> None:
+    def __init__(self, fewest_shared_tokens: int = FEWEST_SHARED_TOKENS) -> None:
+        self._fewest_shared_tokens = fewest_shared_tokens
         self._pool: KVPool | None = None
         self._slots = torch.empty(0, dtype=torch.long)
         self._parts: list[tuple[Part, bool]] = []  # and whether it is the first that its rows see
@@ -71,7 +72,7 @@ class GroupedAttention:
         covered = [0] * len(chunks)  # blocks of each chunk that a group reads for it
         parts: list[Part] = []
         for group in shared:
-            if (len(group.chunks) - 1) * group.num_blocks * size < FEWEST_SHARED_TOKENS:
+            if (len(group.chunks) - 1) * group.num_blocks * size < self._fewest_shared_tokens:
                 continue
             for index in group.chunks:
                 covered[index] = group.num_blocks

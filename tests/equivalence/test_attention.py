@@ -82,7 +82,7 @@ def test_grouped_equals_plain_equals_contiguous(seed: int, block_size: int, num_
     packed = torch.randn(rows, 6 + 2 * kv_heads, 16)
     queries, keys, values = packed[:, :6], packed[:, 6 : 6 + kv_heads], packed[:, 6 + kv_heads :]
     outputs = []
-    backends: list[Attention] = [GroupedAttention(), TorchAttention(CPU)]
+    backends: list[Attention] = [GroupedAttention(fewest_shared_tokens=32), TorchAttention(CPU)]
     for pool, attention in zip(pools, backends, strict=True):
         pool.kv.copy_(past)
         attention.prepare(chunks, shared, pool)
@@ -117,7 +117,7 @@ def test_what_a_group_shares_is_read_once() -> None:
     pool.kv[0, :16, 0] *= 50.0  # the shared part outweighs the rest by many orders
     chunks = [Chunk(0, [0], 18, (0, 1, 2, 3, own)) for own in (5, 6, 7)]
     queries, keys, values = torch.randn(3, 2, 16), torch.randn(3, 1, 16), torch.randn(3, 1, 16)
-    attention = GroupedAttention()
+    attention = GroupedAttention(fewest_shared_tokens=32)
     attention.prepare(chunks, [SharedPrefix(4, (0, 1, 2))], pool)
     assert len(attention._parts) == 2
     output = attention.forward(0, queries, keys, values)
@@ -134,7 +134,7 @@ def test_half_precision_is_merged_in_float32(dtype: torch.dtype) -> None:
     queries, keys, values = packed[:, :6], packed[:, 6:8], packed[:, 8:]
     outputs = []
     for shared in ([SharedPrefix(10, (0, 1, 2))], []):
-        attention = GroupedAttention()
+        attention = GroupedAttention(fewest_shared_tokens=32)
         attention.prepare(chunks, shared, pool)
         outputs.append(attention.forward(0, queries, keys, values).float())
     torch.testing.assert_close(outputs[0], outputs[1], atol=2e-2, rtol=2e-2)
@@ -149,7 +149,7 @@ def test_nothing_left_behind_in_a_block_shows_through_a_mask() -> None:
     pool.kv.fill_(torch.nan)
     chunks = (Chunk(0, [0, 0], 0, (0,)), Chunk(0, [0, 0, 0], 0, (1,)))
     pool.clear([block for chunk in Plan(chunks, ()).chunks for block in _entered(chunk, 4)])
-    attention = GroupedAttention()
+    attention = GroupedAttention(fewest_shared_tokens=32)
     attention.prepare(chunks, [], pool)
     torch.manual_seed(0)
     attention.forward(0, torch.randn(5, 2, 16), torch.randn(5, 1, 16), torch.randn(5, 1, 16))
