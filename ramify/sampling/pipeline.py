@@ -270,8 +270,9 @@ class _Piece:
         beams = [row for row, item in enumerate(self.rows.draws) if item.rules.num_candidates]
         count = max(self.rows.draws[row].rules.num_candidates for row in beams)
         top = self.processed.topk(min(count, self.processed.shape[1]), dim=-1)
-        whole = self.normaliser[:, None] if self.processed is self.raw else self.processed.logsumexp(-1, keepdim=True)
-        weights = (top.values - whole).tolist()
+        # Summed in the same way whatever neighbours ask for: a beam's score has the same bits in every batch.
+        whole = self.normaliser if self.processed is self.raw else block_scores(self.processed).logsumexp(-1)
+        weights = (top.values - whole[:, None]).tolist()
         logprobs = (self.raw.gather(1, top.indices) - self.normaliser[:, None]).tolist()
         token_ids = top.indices.tolist()
         reports = self._reports(slice(0, len(weights)), top.indices) if self.rows.settings.has_reports else []
