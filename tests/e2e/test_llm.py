@@ -335,3 +335,10 @@ def test_priorities_are_one_or_one_per_prompt(tiny: LLM) -> None:
         tiny.generate([[1], [2]], use_tqdm=False, priority=[1])
     with pytest.raises(InvalidInputError, match="priority must be an integer"):
         tiny.generate([[1]], use_tqdm=False, priority=["high"])  # type: ignore[list-item]
+
+
+def test_beam_search_is_the_strategy_by_a_shorter_name(tiny: LLM) -> None:
+    named = tiny.beam_search([[1, 2, 3]], beam_width=3, n=2, max_tokens=5, use_tqdm=False)[0]
+    plain = _generate(tiny, [[1, 2, 3]], strategy="beam_search", beam_width=3, n=2, max_tokens=5)[0]
+    assert _tokens(named) == _tokens(plain)
+    assert [item.score for item in named.outputs] == [item.score for item in plain.outputs]
