@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Any
 from ramify.version import __version__
 
 if TYPE_CHECKING:
+    from ramify.async_engine import AsyncEngine, RequestStream
+    from ramify.async_llm import AsyncLLM
     from ramify.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
     from ramify.core import EngineCore
     from ramify.errors import (
         CacheExhaustedError,
         ChatTemplateError,
+        EngineClosedError,
+        EngineFaultError,
         FileFormatError,
         IllegalMoveError,
         InvalidInputError,
@@ -41,11 +45,15 @@ if TYPE_CHECKING:
     from ramify.sequence import Sequence, SequenceData, SequenceStatus
 
 _HOMES = {
+    "ramify.async_engine": ("AsyncEngine", "RequestStream"),
+    "ramify.async_llm": ("AsyncLLM",),
     "ramify.config": ("CacheConfig", "EngineConfig", "ModelConfig", "SchedulerConfig"),
     "ramify.core": ("EngineCore",),
     "ramify.errors": (
         "CacheExhaustedError",
         "ChatTemplateError",
+        "EngineClosedError",
+        "EngineFaultError",
         "FileFormatError",
         "IllegalMoveError",
         "InvalidInputError",
@@ -71,6 +79,8 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "LLM",
+    "AsyncEngine",
+    "AsyncLLM",
     "BeamSearchManager",
     "BeamState",
     "BestOfNFilter",
@@ -79,8 +89,10 @@ __all__ = [
     "ChatTemplateError",
     "CompletionOutput",
     "DiverseSamplingManager",
+    "EngineClosedError",
     "EngineConfig",
     "EngineCore",
+    "EngineFaultError",
     "FileFormatError",
     "FinishReason",
     "IllegalMoveError",
@@ -98,6 +110,7 @@ __all__ = [
     "Request",
     "RequestMetrics",
     "RequestOutput",
+    "RequestStream",
     "SamplingParams",
     "SamplingStrategy",
     "SamplingType",

@@ -10,7 +10,9 @@ RamifyError
 │   └── WeightsError           tensors missing, left over, or of the wrong shape
 ├── ChatTemplateError          a chat template failed or went past its limits
 ├── IllegalMoveError           a sequence was asked to make a move its state does not allow
-└── CacheExhaustedError        blocks were asked for that are not there
+├── CacheExhaustedError        blocks were asked for that are not there
+├── EngineFaultError           a step of an asynchronous engine failed, and with it every request that was running
+└── EngineClosedError          an asynchronous engine was shut down and takes no more requests
 """
 
 from __future__ import annotations
@@ -58,3 +60,11 @@ class IllegalMoveError(RamifyError, RuntimeError):
 
 class CacheExhaustedError(RamifyError, RuntimeError):
     """More KV blocks were asked for than are free."""
+
+
+class EngineFaultError(RamifyError, RuntimeError):
+    """A step failed: every request that was running or waiting has ended with it."""
+
+
+class EngineClosedError(RamifyError, RuntimeError):
+    """The engine was shut down, or is being shut down, and takes no more requests."""

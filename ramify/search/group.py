@@ -78,6 +78,7 @@ class Group:
         self.finished = False
         self.prompt_reports: list[TokenReport] = []
         self._decode = decode
+        self._prompt_token_ids = tuple(request.prompt_token_ids)  # every output names them: made once
         self._children = {request.root.child: Child(request.root, make_text())}
 
     def _make_strategy(self) -> Strategy:
@@ -184,7 +185,7 @@ class Group:
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self.request.prompt,
-            prompt_token_ids=tuple(self.request.prompt_token_ids),
+            prompt_token_ids=self._prompt_token_ids,
             prompt_logprobs=self._prompt_logprobs(),
             outputs=tuple(self._outputs(delta=kind is OutputKind.DELTA)),
             finished=self.finished,

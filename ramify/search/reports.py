@@ -35,6 +35,10 @@ class LogprobRows(Sequence[LogprobRow]):
             return LogprobRows(self._token_ids[index], self._reports[index], self._decode)
         return logprob_row(self._token_ids[index], self._reports[index], self._decode)
 
+    def followed_by(self, later: LogprobRows) -> LogprobRows:
+        """The rows of this output, then those of what came after it."""
+        return LogprobRows(self._token_ids + later._token_ids, self._reports + later._reports, self._decode)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and not isinstance(other, str) and list(self) == list(other)
 

@@ -15,11 +15,14 @@ import ramify.text
 
 HOST_MODULES = (
     "ramify",
+    "ramify.async_engine",
     "ramify.config",
     "ramify.core",
     "ramify.errors",
+    "ramify.intake",
     "ramify.kernels.work_list",
     "ramify.kv.blocks",
+    "ramify.merging",
     "ramify.metrics",
     "ramify.outputs",
     "ramify.plan",

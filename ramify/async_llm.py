@@ -1,0 +1,100 @@
+"""AsyncLLM: the engine driven from a thread, for callers that live in an event loop."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from ramify.async_engine import AsyncEngine, RequestStream
+from ramify.build import build_engine
+from ramify.config import DEFAULT_MODEL, EngineConfig, EngineOptions
+from ramify.intake import Prompt
+from ramify.sampling_params import SamplingParams
+from ramify.text.codec import Message
+
+
+class AsyncLLM:
+    """A model ready to sample from, many requests at a time. Takes the options of `LLM`.
+
+    async with AsyncLLM() as llm:
+        async for output in llm.generate("Once upon a time", SamplingParams(output_kind="delta")):
+            print(output.outputs[0].text, end="")
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        say: Callable[[str], None] = lambda _: None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        self.config = EngineConfig.from_options(model=model if model is not None else DEFAULT_MODEL, **options)
+        built = build_engine(self.config, say)
+        self.architecture = built.decoder.arch
+        self.max_model_len = built.max_model_len
+        self.tokenizer = built.codec.tokenizer
+        self.codec = built.codec
+        self.intake = built.intake
+        self.engine = AsyncEngine(built.core)
+        # Whoever forgets to shut it down gets it shut down: when it is lost, or when Python exits.
+        self._finalizer = weakref.finalize(self, self.engine.stop)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> RequestStream:
+        """Begins at once and returns the stream of outputs, as `sampling_params.output_kind` says.
+
+        A bad prompt or parameter raises here. A reader who comes late gets several tokens in one output; one who stops
+        reading (`aclose`, cancellation, or just dropping the stream) aborts the request.
+        """
+        params = SamplingParams() if sampling_params is None else sampling_params
+        return self.engine.submit(self.intake.request(prompt, params, request_id, priority=priority))
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: int = 0,
+    ) -> RequestStream:
+        """Like `generate`, for a conversation rendered by the model's chat template."""
+        request = self.intake.chat_request(
+            messages,
+            SamplingParams() if sampling_params is None else sampling_params,
+            request_id,
+            add_generation_prompt=add_generation_prompt,
+            chat_template_kwargs=chat_template_kwargs,
+            priority=priority,
+        )
+        return self.engine.submit(request)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request; its reader gets what there is, with finish_reason "abort"."""
+        self.engine.abort(request_id)
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start and the state of queue and cache."""
+        return self.engine.stats()
+
+    async def shutdown(self, grace_seconds: float = 0.0) -> None:
+        """Takes no more requests, lets running ones go on for the grace time, aborts the rest, ends the thread."""
+        await self.engine.shutdown(grace_seconds)
+        self._finalizer.detach()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.shutdown()

@@ -1,0 +1,101 @@
+"""Request bodies: bounded in size and depth, and JSON to the letter."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from ramify.server.config import ServerConfig
+from ramify.server.problems import Problem
+
+# Strings are skipped whole: brackets inside them nest nothing.
+_MARKS = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
+_MAX_MARKS = 400_000
+
+
+class JsonRequest(Request):
+    """Reads no more than the server allows, and no JSON that means different things to different readers."""
+
+    @property
+    def _limits(self) -> ServerConfig:
+        config: ServerConfig = self.app.state.service.config
+        return config
+
+    async def body(self) -> bytes:
+        if not hasattr(self, "_whole"):
+            most = self._limits.max_body_bytes
+            too_large = Problem(413, f"the body must have at most {most} bytes", code="body_too_large")
+            announced = self.headers.get("content-length", "0")
+            if announced.isdecimal() and int(announced[:20]) > most:
+                raise too_large
+            pieces, length = [], 0
+            async for piece in self.stream():
+                length += len(piece)
+                if length > most:
+                    raise too_large
+                pieces.append(piece)
+            self._whole = b"".join(pieces)
+        return self._whole
+
+    async def json(self) -> Any:
+        return parse_json(await self.body(), self._limits.max_json_depth)
+
+
+class JsonRoute(APIRoute):
+    """A route whose body is read by JsonRequest."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await handler(JsonRequest(request.scope, request.receive))
+
+        return handle
+
+
+def parse_json(body: bytes, max_depth: int) -> Any:
+    """The value of a JSON text; refused are NaN, infinities, a name given twice, and what is nested too deeply."""
+    _check_depth(body, max_depth)
+    try:
+        return json.loads(body.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_once_each)
+    except UnicodeDecodeError as error:
+        raise Problem(400, f"the body is not UTF-8 (byte {error.start})", code="invalid_json") from None
+    except json.JSONDecodeError as error:
+        message = f"the body is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+        raise Problem(400, message, code="invalid_json") from None
+    except ValueError as error:  # Python reads no integer of more than 4,300 digits
+        raise Problem(400, f"the body holds a number that is too long: {error}", code="invalid_json") from None
+
+
+def _check_depth(body: bytes, most: int) -> None:
+    if body.count(b"[") + body.count(b"{") <= most:
+        return
+    depth = 0
+    for number, mark in enumerate(_MARKS.finditer(body)):
+        first = mark[0][:1]
+        if first in (b"[", b"{"):
+            depth += 1
+        elif first in (b"]", b"}"):
+            depth -= 1
+        if depth > most:
+            raise Problem(400, f"the body must be nested at most {most} levels deep", code="nested_too_deeply")
+        if number > _MAX_MARKS:
+            raise Problem(400, "the body holds too many lists, objects and strings", code="too_many_values")
+
+
+def _no_constant(name: str) -> float:
+    raise Problem(400, f"the body is not JSON: {name} is no number", code="invalid_json")
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in made:
+            raise Problem(400, f"the body gives {name!r:.80} twice", code="invalid_json")
+        made[name] = value
+    return made

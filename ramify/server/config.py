@@ -1,0 +1,49 @@
+"""ServerConfig: where the server listens, whom it serves and how much of it; frozen, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ramify import validation as check
+from ramify.sampling_params import MAX_SAMPLES
+
+
+def _option(default: Any, help_text: str) -> Any:
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    host: str = _option("127.0.0.1", "address to listen at; 0.0.0.0 is everybody's")
+    port: int = _option(8000, "port to listen at; 0 takes a free one")
+    api_key: str | None = _option(None, "clients must send this key (default: $RAMIFY_API_KEY, else no key)")
+    served_model_name: str | None = _option(None, "the name clients know the model by (default: its own)")
+    max_samples: int = _option(128, "most samples of one HTTP request: prompts times n, best_of or beam_width")
+    max_queue: int = _option(4096, "most prompts that run or wait; more are answered 429")
+    max_queue_per_client: int | None = _option(None, "the same for one client address (default: no such limit)")
+    max_body_bytes: int = _option(8 * 2**20, "largest request body")
+    max_header_bytes: int = _option(16 * 2**10, "largest request line and headers")
+    max_json_depth: int = _option(64, "deepest nesting of a request body")
+    request_timeout: float = _option(600.0, "seconds from a request's arrival until it is ended with an error")
+    grace_period: float = _option(10.0, "seconds that running requests get after SIGTERM or Ctrl-C")
+    allow_chat_template: bool = _option(False, "let requests bring chat templates of their own")
+
+    def __post_init__(self) -> None:
+        check.text("host", self.host)
+        check.integer("port", self.port, 0, 65_535)
+        if self.api_key is not None:
+            check.text("api_key", self.api_key, 4_096)
+        if self.served_model_name is not None:
+            check.text("served_model_name", self.served_model_name, 256)
+        check.integer("max_samples", self.max_samples, 1, MAX_SAMPLES)
+        check.integer("max_queue", self.max_queue, 1)
+        if self.max_queue_per_client is not None:
+            check.integer("max_queue_per_client", self.max_queue_per_client, 1)
+        check.integer("max_body_bytes", self.max_body_bytes, 1)
+        check.integer("max_header_bytes", self.max_header_bytes, 1_024)
+        check.integer("max_json_depth", self.max_json_depth, 4, 256)
+        if check.number("request_timeout", self.request_timeout, 0) == 0:
+            raise check.refuse("request_timeout", self.request_timeout, "above 0")
+        check.number("grace_period", self.grace_period, 0)
+        check.boolean("allow_chat_template", self.allow_chat_template)

@@ -1,0 +1,130 @@
+"""Whatever goes wrong, as OpenAI's error object: a message, a type, a parameter, a code. No paths, no stack traces."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from ramify.errors import ChatTemplateError, EngineClosedError, EngineFaultError, InvalidInputError
+
+_log = logging.getLogger(__name__)
+_TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
+_SHOWN_CHARACTERS = 120
+
+
+class Problem(HTTPException):
+    """A request that is not served, and why."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, dict(headers or {}))
+        self.param = param
+        self.code = code
+
+    def as_json(self) -> dict[str, Any]:
+        default = "invalid_request_error" if self.status_code < 500 else "server_error"
+        kind = _TYPES.get(self.status_code, default)
+        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.as_json(), self.status_code, self.headers)
+
+
+class ErrorDetail(BaseModel):
+    message: str = Field(description="What is wrong, with the field, the value and what is allowed.")
+    type: str = Field(description="A kind of error, by its HTTP status.")
+    param: str | None = Field(description="The field that is wrong, where it is one.")
+    code: str | None = Field(description="A word for programs, where there is one.")
+
+
+class ErrorReply(BaseModel):
+    """What every failure looks like."""
+
+    error: ErrorDetail
+
+
+def problem_of(error: BaseException) -> Problem:
+    """What a client is told of an exception; of one that nobody expected, nothing but that there was one."""
+    match error:
+        case Problem():
+            return error
+        case HTTPException(status_code=404):
+            return Problem(404, "there is no such route", code="unknown_url")
+        case HTTPException(status_code=405):
+            return Problem(
+                405, "this route does not take that method", code="method_not_allowed", headers=error.headers
+            )
+        case HTTPException():
+            return Problem(error.status_code, error.detail, headers=error.headers)
+        case RequestValidationError():
+            return _invalid_fields(error)
+        case InvalidInputError() | ChatTemplateError():
+            return Problem(400, str(error), code="invalid_value")
+        case EngineClosedError():
+            return Problem(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
+        case EngineFaultError():
+            return Problem(500, str(error), code="engine_fault")
+        case _:
+            return Problem(500, "an internal error; the server's log says more", code="internal_error")
+
+
+def _invalid_fields(error: RequestValidationError) -> Problem:
+    """The first thing that is wrong, in the words of our own refusals."""
+    first = error.errors()[0]
+    places = [str(item) for item in first["loc"] if item != "body"]
+    field = ".".join(places) or "the body"
+    param = places[0] if places else None
+    match first["type"]:
+        case "extra_forbidden":
+            return Problem(400, f"{field} is not a field of this request", param=param, code="unknown_field")
+        case "missing":
+            return Problem(400, f"{field} is missing", param=param, code="missing_field")
+        case "model_attributes_type" | "dict_type":
+            return Problem(400, f"{field} must be a JSON object, sent as application/json", param=param)
+    said = first["msg"].removeprefix("Value error, ")
+    wanted = said[0].lower() + said[1:].removeprefix("nput should be ")
+    wanted = f"must be {wanted[1:]}" if said.startswith("Input should be ") else wanted
+    return Problem(400, f"{field} {wanted}, got {_shown(first['input'])}", param=param, code="invalid_value")
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more than 4,300 digits
+        return f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+
+
+async def _answer(_request: Request, error: Exception) -> JSONResponse:
+    problem = problem_of(error)
+    if problem.code == "internal_error":
+        _log.error("a request failed", exc_info=error)
+    return problem.response()
+
+
+def install(app: FastAPI) -> None:
+    """From now on every exception of a route becomes an answer in this shape."""
+    for kind in (
+        HTTPException,
+        RequestValidationError,
+        InvalidInputError,
+        ChatTemplateError,
+        EngineClosedError,
+        EngineFaultError,
+        Exception,
+    ):
+        app.add_exception_handler(kind, _answer)

@@ -1,0 +1,132 @@
+"""Service: the models a server offers, whether it is ready, and how much it takes on at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any, Protocol, TypeVar
+
+from ramify.async_engine import AsyncEngine
+from ramify.async_llm import AsyncLLM
+from ramify.intake import Prompt
+from ramify.request import Request
+from ramify.sampling_params import SamplingParams
+from ramify.server.config import ServerConfig
+from ramify.server.problems import Problem
+from ramify.text.codec import Message, TextCodec
+
+T = TypeVar("T")
+_LONG_CHARACTERS = 20_000  # tokenizing this much takes some ten milliseconds: not in the event loop
+
+
+class RequestFactory(Protocol):
+    """What makes requests of prompts and conversations: an Intake, or what does so for two models."""
+
+    @property
+    def codec(self) -> TextCodec: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def request(
+        self, prompt: Prompt, params: SamplingParams, request_id: str | None = None, *, add_special_tokens: bool = True
+    ) -> Request: ...
+
+    def chat_request(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+    ) -> Request: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model under the name clients know it by."""
+
+    name: str
+    engine: AsyncEngine
+    intake: RequestFactory
+    max_model_len: int
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def of(cls, llm: AsyncLLM, name: str | None = None) -> ServedModel:
+        """By its own name unless another is given; of a path the last part, since clients need not know folders."""
+        own = PurePath(llm.config.model_config.model)
+        is_hub_id = len(own.parts) == 2 and not own.is_absolute() and own.suffix != ".gguf" and own.parts[0] != ".."
+        return cls(name or (str(own) if is_hub_id else own.name), llm.engine, llm.intake, llm.max_model_len)
+
+
+class Service:
+    """Not ready until it was opened with its models."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.models: dict[str, ServedModel] = {}
+        self.is_draining = False
+        self._of_client: Counter[str] = Counter()
+
+    def open(self, models: Sequence[ServedModel]) -> None:
+        self.models = {model.name: model for model in models}
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self.models) and not self.is_draining and all(item.engine.is_sound for item in self.models.values())
+
+    def model(self, name: str | None) -> ServedModel:
+        """The model of that name; the first where none is named."""
+        if self.is_draining:
+            raise Problem(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
+        if not self.models:
+            raise Problem(503, "the model is being loaded", code="not_ready", headers={"Retry-After": "2"})
+        if name is None:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            known = ", ".join(map(repr, self.models))
+            message = f"model {name!r:.120} is not served here; there is {known}"
+            raise Problem(404, message, param="model", code="model_not_found")
+        return self.models[name]
+
+    def check_samples(self, num_prompts: int, params: SamplingParams) -> None:
+        """One HTTP request may not ask for more samples than the server allows."""
+        is_beam_search = params.num_together is not None and params.resolved_strategy.value == "beam_search"
+        each = params.resolved_beam_width if is_beam_search else params.num_samples
+        most = self.config.max_samples
+        if num_prompts * each > most:
+            message = f"prompts times n (or best_of, or beam_width) must be at most {most}, got {num_prompts} x {each}"
+            raise Problem(400, message, param="n", code="too_many_samples")
+
+    @contextmanager
+    def room_for(self, num_prompts: int, client: str) -> Iterator[None]:
+        """While this lasts the prompts count against the queue's limits."""
+        running = sum(model.engine.num_unfinished for model in self.models.values())
+        most, most_of_one = self.config.max_queue, self.config.max_queue_per_client
+        if running + num_prompts > most:
+            raise Problem(
+                429, f"the queue is full ({most} prompts): try later", code="queue_full", headers={"Retry-After": "1"}
+            )
+        if most_of_one is not None and self._of_client[client] + num_prompts > most_of_one:
+            message = f"this client has {self._of_client[client]} prompts running or waiting; {most_of_one} are allowed"
+            raise Problem(429, message, code="client_queue_full", headers={"Retry-After": "1"})
+        self._of_client[client] += num_prompts
+        try:
+            yield
+        finally:
+            self._of_client[client] -= num_prompts
+            if not self._of_client[client]:
+                del self._of_client[client]
+
+
+async def prepared(make: Callable[[], T], characters: int) -> T:
+    """Runs what prepares a request: here if it is quick, in another thread if the text is long."""
+    return make() if characters < _LONG_CHARACTERS else await asyncio.to_thread(make)

@@ -1,0 +1,73 @@
+"""TextCodec: what an engine and its callers need between text and token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ramify.errors import InvalidInputError
+from ramify.sampling_params import SamplingParams
+from ramify.text.chat_template import ChatTemplate
+from ramify.text.detokenizer import IncrementalDetokenizer
+from ramify.text.stream import TextStream
+from ramify.text.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+
+
+class TextCodec:
+    """A model's tokenizer and chat template; where it has none, what needs one is refused and text stays empty."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self.tokenizer = tokenizer
+        self.chat_template: ChatTemplate | None = None
+        if tokenizer is not None and tokenizer.chat_template is not None:
+            self.chat_template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if self.tokenizer is None:
+            raise InvalidInputError("this model has no tokenizer: give prompts as token ids")
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as tokens, at the beginning of a text and after a space."""
+        spellings = [spelling for word in words for spelling in (word, f" {word.lstrip()}")]
+        encoded = [tuple(self.encode(spelling, add_special_tokens=False)) for spelling in spellings]
+        return tuple(dict.fromkeys(item for item in encoded if item))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of whole lists of ids, special tokens written out; empty where there is no tokenizer."""
+        if self.tokenizer is None:
+            return ""
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def decode_token(self, token_id: int) -> str:
+        return self.decode([token_id])
+
+    def make_stream(self, params: SamplingParams) -> TextStream:
+        """An empty text that grows by tokens, as these parameters want it."""
+        detokenizer = None
+        if self.tokenizer is not None and params.detokenize:
+            detokenizer = IncrementalDetokenizer(self.tokenizer, skip_special_tokens=params.skip_special_tokens)
+        return TextStream(detokenizer, params.stop_strings, include_stop=params.include_stop_str_in_output)
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+    ) -> str:
+        """The text that a conversation becomes, by the model's own template unless another is given."""
+        template = self.chat_template
+        if chat_template is not None:
+            special_tokens = {} if self.tokenizer is None else self.tokenizer.special_tokens
+            template = ChatTemplate(chat_template, special_tokens)
+        if template is None:
+            raise InvalidInputError("this model has no chat template; use generate with a prompt of your own")
+        extra = dict(chat_template_kwargs or {})
+        for name in ("messages", "add_generation_prompt"):
+            if name in extra:
+                raise InvalidInputError(f"chat_template_kwargs must not name {name!r}: it has a place of its own")
+        return template.render(messages, add_generation_prompt=add_generation_prompt, **extra)
