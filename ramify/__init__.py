@@ -16,7 +16,7 @@ from ramify.version import __version__
 if TYPE_CHECKING:
     from ramify.async_engine import AsyncEngine, RequestStream
     from ramify.async_llm import AsyncLLM
-    from ramify.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+    from ramify.config import CacheConfig, EngineConfig, MixtureConfig, ModelConfig, SchedulerConfig
     from ramify.core import EngineCore
     from ramify.errors import (
         CacheExhaustedError,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ramify.async_engine": ("AsyncEngine", "RequestStream"),
     "ramify.async_llm": ("AsyncLLM",),
-    "ramify.config": ("CacheConfig", "EngineConfig", "ModelConfig", "SchedulerConfig"),
+    "ramify.config": ("CacheConfig", "EngineConfig", "MixtureConfig", "ModelConfig", "SchedulerConfig"),
     "ramify.core": ("EngineCore",),
     "ramify.errors": (
         "CacheExhaustedError",
@@ -99,6 +99,7 @@ __all__ = [
     "InvalidInputError",
     "IterationStats",
     "Logprob",
+    "MixtureConfig",
     "ModelConfig",
     "ModelError",
     "ModelLoader",

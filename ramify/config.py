@@ -18,6 +18,7 @@ Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 PreemptionMode = Literal["recompute", "swap"]
 LogprobsMode = Literal["raw", "processed"]
+AlphaMethod = Literal["kl_symmetry", "fixed", "entropy", "ess_balance"]
 
 _GPU = re.compile(r"cuda:(0|[1-9][0-9]{0,2})")
 DEFAULT_MODEL = "smollm2-135m"
@@ -123,6 +124,49 @@ class SchedulerConfig:
         if self.max_num_batched_tokens is not None:
             return self.max_num_batched_tokens
         return max(8192 if on_gpu else 2048, self.max_num_seqs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureConfig:
+    """How a teacher and a student become one distribution; alpha is the teacher's weight in it."""
+
+    alpha_method: AlphaMethod = field(
+        default="kl_symmetry",
+        metadata={"help": "how the teacher's weight is found: kl_symmetry, fixed, entropy, ess_balance"},
+    )
+    alpha: float | None = field(default=None, metadata={"help": "the teacher's weight, for alpha_method fixed"})
+    alpha_min: float = field(default=0.0, metadata={"help": "no weight below this, whatever the method finds"})
+    alpha_max: float = field(default=1.0, metadata={"help": "no weight above this"})
+    teacher_top_k: int = field(default=-1, metadata={"help": "only the teacher's k likeliest tokens (-1 or 0: all)"})
+    teacher_top_p: float = field(default=1.0, metadata={"help": "only the teacher's likeliest tokens of this mass"})
+    force_teacher_first_token: bool = field(
+        default=False, metadata={"help": "the first token is the teacher's (its weight is 1 there)"}
+    )
+    force_teacher_special_tokens: bool = field(
+        default=False, metadata={"help": "where the teacher's likeliest token is a special one, its weight is 1"}
+    )
+
+    def __post_init__(self) -> None:
+        check.choice("alpha_method", self.alpha_method, get_args(AlphaMethod))
+        check.number("alpha_min", self.alpha_min, 0, 1)
+        check.number("alpha_max", self.alpha_max, 0, 1)
+        if self.alpha_min > self.alpha_max:
+            raise InvalidInputError(f"alpha_min must be at most alpha_max ({self.alpha_max}), got {self.alpha_min}")
+        if self.alpha_method == "fixed":
+            if self.alpha is None:
+                raise InvalidInputError("alpha_method 'fixed' needs alpha, a number in 0..1")
+            check.number("alpha", self.alpha, 0, 1)
+            if not self.alpha_min <= self.alpha <= self.alpha_max:
+                raise InvalidInputError(
+                    f"alpha must be in alpha_min..alpha_max ({self.alpha_min}..{self.alpha_max}), got {self.alpha}"
+                )
+        elif self.alpha is not None:
+            raise check.refuse("alpha", self.alpha, f"None: alpha_method {self.alpha_method!r} finds it")
+        check.integer("teacher_top_k", self.teacher_top_k, -1, check.LARGEST_TOKEN_ID)
+        if check.number("teacher_top_p", self.teacher_top_p, 0, 1) == 0:
+            raise check.refuse("teacher_top_p", self.teacher_top_p, "a number above 0, at most 1")
+        check.boolean("force_teacher_first_token", self.force_teacher_first_token)
+        check.boolean("force_teacher_special_tokens", self.force_teacher_special_tokens)
 
 
 @dataclass(frozen=True, slots=True)

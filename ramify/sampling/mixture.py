@@ -1,0 +1,197 @@
+"""The mixture of two models: q* = π_θ^(1−α) π_t^α / Z over the whole vocabulary, α found anew for every row.
+
+    logits of both (after controls) → temperature → support mask → α → log q*, and what is worth knowing about it
+
+α is the teacher's weight. A support mask (the teacher's top-k and top-p) restricts both models, and both are
+renormalised on it before α is found. A row whose α is exactly 0 or 1 takes that model's logits as they are, to the bit:
+under a seed it draws what that model alone would draw. Rows at temperature 0 are mixed at temperature 1; their caller
+takes the likeliest token.
+
+The whole batch goes at once on a GPU, with no look at the numbers: it can stand in a CUDA graph. On a CPU a few rows go
+at a time, so that they stay in its cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from ramify.config import MixtureConfig
+from ramify.sampling import alpha as methods
+from ramify.sampling import filters, processors
+from ramify.sampling.pair import Pair
+
+ROWS_AT_ONCE = 2  # on a CPU: 49,152 float32 logits are 196 kB, and some eight arrays of them are at work
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """The mixture of each row. Effective sample sizes are per sample drawn, between 0 and 1.
+
+    They are those of samples drawn from q* and weighted by w = π/q* to stand for a model π: (Σ w)² / (n Σ w²), which
+    tends to 1 / Σ π²/q*. kl_theta, kl_teacher: KL(q*‖π), in nats. All of these are of the distributions that were
+    mixed, after temperature and support mask. Where a row is disjoint, log_z is minus infinity and the logits mean
+    nothing.
+    """
+
+    logits: Tensor  # (R, V) float32: log q*, or the one model's own logits where α is 0 or 1
+    alpha: Tensor  # (R,) float64, as are the others
+    log_z: Tensor
+    kl_theta: Tensor
+    kl_teacher: Tensor
+    ess_theta: Tensor
+    ess_teacher: Tensor
+    clamped: Tensor  # (R,) bool: alpha_min or alpha_max stopped α
+    disjoint: Tensor  # (R,) bool: no token is possible under both models, so there is nothing to draw
+
+
+def mix(
+    teacher: Tensor,
+    theta: Tensor,
+    config: MixtureConfig,
+    *,
+    temperature: Tensor | float,
+    first: Tensor,
+    special_token_ids: Tensor,
+) -> Mixed:
+    """Mixes logits teacher, theta (R, V) float32.
+
+    temperature: (R,) or one for all; first: (R,) bool, rows at their first token; special_token_ids (S,) int64.
+    """
+    if theta.device.type != "cpu" or theta.shape[0] <= ROWS_AT_ONCE:
+        return _mix(teacher, theta, config, temperature=temperature, first=first, special_token_ids=special_token_ids)
+    parts = []
+    logits = torch.empty_like(theta)
+    for start in range(0, theta.shape[0], ROWS_AT_ONCE):
+        some = slice(start, start + ROWS_AT_ONCE)
+        part = _mix(
+            teacher[some],
+            theta[some],
+            config,
+            temperature=temperature[some] if isinstance(temperature, Tensor) else temperature,
+            first=first[some],
+            special_token_ids=special_token_ids,
+        )
+        logits[some] = part.logits
+        parts.append(part)
+    rest = [torch.cat([getattr(part, item.name) for part in parts]) for item in fields(Mixed)[1:]]
+    return Mixed(logits, *rest)
+
+
+def _mix(
+    teacher: Tensor,
+    theta: Tensor,
+    config: MixtureConfig,
+    *,
+    temperature: Tensor | float,
+    first: Tensor,
+    special_token_ids: Tensor,
+) -> Mixed:
+    forced = torch.zeros_like(first)
+    if config.force_teacher_first_token:
+        forced = forced | first
+    if config.force_teacher_special_tokens:
+        forced = forced | (teacher.argmax(-1)[:, None] == special_token_ids).any(-1)
+    teacher, theta = scale(teacher, temperature), scale(theta, temperature)
+    floor = support_floor(teacher, config)
+    if floor is not None:
+        outside = teacher < floor
+        teacher, theta = teacher.masked_fill(outside, -torch.inf), theta.masked_fill(outside, -torch.inf)
+    pair = Pair.of(theta, teacher)
+    alpha, bracket, clamped = _choose(pair, config, forced)
+    return _finish(pair, alpha, bracket, clamped)
+
+
+def scale(logits: Tensor, temperature: Tensor | float) -> Tensor:
+    """As the single model's rows are scaled, bit for bit: rows at 1, and at 0, keep theirs."""
+    if not isinstance(temperature, Tensor):
+        if temperature in {0, 1}:
+            return logits
+        return processors.temperature(logits, logits.new_full((logits.shape[0],), temperature))
+    unscaled = (temperature == 0) | (temperature == 1)
+    return torch.where(unscaled[:, None], logits, processors.temperature(logits, temperature))
+
+
+def support_floor(teacher: Tensor, config: MixtureConfig) -> Tensor | None:
+    """(R, 1): the smallest of the teacher's logits (R, V) that stays; None: all. top-p acts on what top-k left."""
+    rows, vocab_size = teacher.shape
+    top_k = min(config.teacher_top_k, vocab_size) if config.teacher_top_k > 0 else vocab_size
+    if top_k == vocab_size and config.teacher_top_p == 1:
+        return None
+    if config.teacher_top_p == 1:
+        return teacher.topk(top_k, dim=-1).values[:, -1:]
+    if teacher.device.type == "cpu":
+        counts = torch.full((rows,), top_k) if top_k < vocab_size else None
+        return filters.floors(teacher, filters.Filters(counts, torch.full((rows,), config.teacher_top_p), None))
+    return sorted_floor(teacher, top_k, config.teacher_top_p)
+
+
+def sorted_floor(teacher: Tensor, top_k: int, top_p: float) -> Tensor:
+    """The same floor by sorting, which asks the device for no number."""
+    ordered = teacher.sort(dim=-1, descending=True).values
+    kth = ordered[:, top_k - 1 : top_k]
+    kept = ordered.masked_fill(ordered < kth, -torch.inf)  # what ties with the k-th stays
+    reached = kept.softmax(-1).cumsum(-1, dtype=torch.float64)
+    crossing = (reached < top_p).sum(-1, keepdim=True)
+    chosen = ordered.gather(1, crossing.clamp_max(ordered.shape[1] - 1))
+    return torch.where(crossing < ordered.shape[1], torch.maximum(chosen, kth), kth)
+
+
+def _choose(pair: Pair, config: MixtureConfig, forced: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None, Tensor]:
+    """α within its bounds; the bracket in which it may still be refined; and whether a bound stopped it."""
+    bracket = None
+    if config.alpha_method == "kl_symmetry":
+        found, low, high = methods.kl_symmetry(pair)
+        bracket = low, high
+    elif config.alpha_method == "ess_balance":
+        found = methods.ess_balance(pair)
+    elif config.alpha_method == "entropy":
+        found = methods.entropy(pair)
+    else:
+        assert config.alpha is not None, "checked by the configuration"
+        found = torch.full_like(pair.rest, config.alpha)
+    alpha = found.clamp(config.alpha_min, config.alpha_max)
+    clamped = (alpha != found) & ~forced
+    alpha = torch.where(forced, 1.0, alpha)
+    if bracket is not None:
+        # Where a bound or the teacher's right decided, there is nothing to refine; elsewhere α stays within its bounds.
+        settled = clamped | forced
+        low, high = (item.clamp(config.alpha_min, config.alpha_max) for item in bracket)
+        bracket = torch.where(settled, alpha, low), torch.where(settled, alpha, high)
+    return alpha, bracket, clamped
+
+
+def _finish(pair: Pair, alpha: Tensor, bracket: tuple[Tensor, Tensor] | None, clamped: Tensor) -> Mixed:
+    exponents, shift = pair.exponents(alpha)
+    here = pair.moments(exponents)
+    if bracket is not None:
+        # One more step of the search, from exponents that are exact where those of the search were rounded.
+        following = methods.newton(alpha, here.mean - pair.rest, here)
+        change = (following.clamp(*bracket) - alpha).float()
+        alpha = alpha + change.double()
+        exponents = exponents.addcmul_(change[:, None], pair.ratio)
+        here = pair.moments(exponents)
+    log_z = (here.log_sum + shift - pair.log_sum_theta - alpha * pair.rest).clamp_max(0)
+    logits = exponents.sub_(here.log_sum.float()[:, None])
+
+    is_theta, is_teacher = alpha == 0, alpha == 1
+    is_end = is_theta | is_teacher
+    disjoint = pair.is_disjoint & ~is_end
+    if alpha.device.type != "cpu" or bool((is_end | disjoint).any()):
+        logits = torch.where(is_theta[:, None], pair.theta, logits)
+        # A disjoint row ends with an error; until then it shall not disturb those who look at it.
+        logits = torch.where((is_teacher | disjoint)[:, None], pair.teacher, logits)
+    log_z = log_z.masked_fill(is_end, 0).masked_fill(disjoint, -torch.inf)
+    mean = here.mean - pair.rest  # of d under q*
+    kl_theta = (alpha * mean - log_z).clamp_min(0).masked_fill(is_theta, 0)
+    kl_teacher = ((alpha - 1) * mean - log_z).clamp_min(0).masked_fill(is_teacher, 0)
+    # One model alone may draw what the other rules out; a mixture draws nothing that either rules out.
+    kl_theta = kl_theta.masked_fill(is_teacher & pair.teacher_alone | disjoint, torch.inf)
+    kl_teacher = kl_teacher.masked_fill(is_theta & pair.theta_alone | disjoint, torch.inf)
+    ess_theta = (-log_z - pair.log_z(-alpha)).clamp_max(0).exp()
+    ess_teacher = (-log_z - pair.log_z(2 - alpha)).clamp_max(0).exp()
+    ess_theta = ess_theta.masked_fill(pair.theta_alone | disjoint, 0).masked_fill(is_theta, 1)
+    ess_teacher = ess_teacher.masked_fill(pair.teacher_alone | disjoint, 0).masked_fill(is_teacher, 1)
+    return Mixed(logits, alpha, log_z, kl_theta, kl_teacher, ess_theta, ess_teacher, clamped, disjoint)
