@@ -16,9 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = str(Path(__file__).parent)
+sys.path.insert(0, HERE)
 
-from workloads import CPU_WORKLOADS, Workload  # type: ignore[import-not-found]
+from workloads import CPU_WORKLOADS, Workload  # type: ignore[import-not-found]  # noqa: E402
+
+sys.path[:] = [path for path in sys.path if path != HERE]  # engines look for a package `kernels`; ours is not it
 
 Run = Callable[[Workload], int]
 MAX_MODEL_LEN = 2048

@@ -36,7 +36,15 @@ if TYPE_CHECKING:
     from ramify.llm import LLM
     from ramify.metrics import IterationStats
     from ramify.models.loader import ModelLoader, get_model_and_tokenizer
-    from ramify.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
+    from ramify.optimal import OptimalOutputs, OptimalSampling
+    from ramify.outputs import (
+        CompletionOutput,
+        FinishReason,
+        Logprob,
+        MixtureReport,
+        RequestMetrics,
+        RequestOutput,
+    )
     from ramify.request import Request
     from ramify.sampling_params import OutputKind, SamplingParams, SamplingStrategy, SamplingType
     from ramify.search.managers import ParallelSamplingManager, ParentRequest
@@ -67,7 +75,15 @@ _HOMES = {
     "ramify.llm": ("LLM",),
     "ramify.metrics": ("IterationStats",),
     "ramify.models.loader": ("ModelLoader", "get_model_and_tokenizer"),
-    "ramify.outputs": ("CompletionOutput", "FinishReason", "Logprob", "RequestMetrics", "RequestOutput"),
+    "ramify.optimal": ("OptimalOutputs", "OptimalSampling"),
+    "ramify.outputs": (
+        "CompletionOutput",
+        "FinishReason",
+        "Logprob",
+        "MixtureReport",
+        "RequestMetrics",
+        "RequestOutput",
+    ),
     "ramify.request": ("Request",),
     "ramify.sampling_params": ("OutputKind", "SamplingParams", "SamplingStrategy", "SamplingType"),
     "ramify.search.managers": ("ParallelSamplingManager", "ParentRequest"),
@@ -100,10 +116,13 @@ __all__ = [
     "IterationStats",
     "Logprob",
     "MixtureConfig",
+    "MixtureReport",
     "ModelConfig",
     "ModelError",
     "ModelLoader",
     "ModelNotFoundError",
+    "OptimalOutputs",
+    "OptimalSampling",
     "OutputKind",
     "ParallelSamplingManager",
     "ParentRequest",

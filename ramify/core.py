@@ -204,9 +204,7 @@ class EngineCore:
             group = self._groups[draw.request_id]
             started = group.metrics.first_token_time is not None
             if started and group.is_alone and not result.faults:
-                report = result.reports.get(index) if result.reports else None
-                token = Candidate(draw.parent, draw.child, result.token_ids[index], result.logprobs[index], 0.0, report)
-                outputs += self._go_on(group, token, now)
+                outputs += self._go_on(group, _candidate(draw, index, result), now)
                 continue
             candidates = drawn.setdefault(draw.request_id, [])
             if index in result.faults:
@@ -214,9 +212,7 @@ class EngineCore:
             elif index in result.expansions:
                 candidates += [Candidate(draw.parent, draw.child, *item) for item in result.expansions[index]]
             else:
-                token_id, logprob = result.token_ids[index], result.logprobs[index]
-                report = result.reports.get(index) if result.reports else None
-                candidates.append(Candidate(draw.parent, draw.child, token_id, logprob, 0.0, report))
+                candidates.append(_candidate(draw, index, result))
         for request_id, candidates in drawn.items():
             group = self._groups[request_id]
             if request_id in faults:
@@ -312,12 +308,21 @@ class EngineCore:
         step.num_preempted = schedule.num_preempted
         for request_id, cached in schedule.num_cached_tokens.items():
             if request_id in self._groups:
-                self._groups[request_id].num_cached_tokens = cached
-            step.num_cached_tokens += cached
+                self._groups[request_id].num_cached_tokens = sum(cached)
+            for role, count in enumerate(cached):
+                step.tracks[role].num_cached_tokens += count
         for chunk, track in zip(schedule.chunks, schedule.tracks, strict=True):
+            counts = step.tracks[track.role]
+            counts.num_positions += len(chunk.token_ids)
             prompt = len(track.prompt_token_ids)
             if chunk.start < prompt:
-                step.num_prompt_tokens += min(chunk.end, prompt) - chunk.start
+                counts.num_prompt_tokens += min(chunk.end, prompt) - chunk.start
+
+
+def _candidate(draw: Draw, index: int, result: StepResult) -> Candidate:
+    report = result.reports.get(index) if result.reports else None
+    mixture = result.mixtures.get(index) if result.mixtures else None
+    return Candidate(draw.parent, draw.child, result.token_ids[index], result.logprobs[index], 0.0, report, mixture)
 
 
 def _prompt_report(group: Group, schedule: Schedule, item: ScheduledSequence) -> list[PromptReport]:

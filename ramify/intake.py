@@ -54,17 +54,11 @@ class Intake:
         priority: int = 0,
     ) -> Request:
         """Text, token ids, or a dict that holds one of them."""
-        if isinstance(prompt, Mapping):
-            fields: Mapping[str, Any] = prompt
-            if set(fields) not in ({"prompt"}, {"prompt_token_ids"}):
-                raise InvalidInputError(
-                    f"a prompt given as a dict must have the one key prompt or prompt_token_ids, got {sorted(prompt)}"
-                )
-            [prompt] = fields.values()
+        prompt = plain(prompt)
         if not isinstance(prompt, str):
-            return self._request_of_ids(None, prompt, params, request_id, priority)
+            return self._make(params, request_id, priority, text=None, token_ids=self._checked(prompt))
         token_ids = self.codec.encode(prompt, add_special_tokens=add_special_tokens)
-        return self._request_of_ids(prompt, token_ids, params, request_id, priority)
+        return self._make(params, request_id, priority, text=prompt, token_ids=self._checked(token_ids))
 
     def chat_request(
         self,
@@ -85,24 +79,48 @@ class Intake:
             chat_template=chat_template,
         )
         token_ids = self.codec.encode(text, add_special_tokens=False)
-        return self._request_of_ids(text, token_ids, params, request_id, priority)
+        return self._make(params, request_id, priority, text=text, token_ids=self._checked(token_ids))
 
     def check_params(self, params: SamplingParams) -> None:
         if not isinstance(params, SamplingParams):
             raise check.refuse("sampling_params", params, "SamplingParams")
         params.check_against(vocab_size=self.vocab_size, max_logprobs=self.max_logprobs)
 
-    def _request_of_ids(
-        self, text: str | None, token_ids: object, params: SamplingParams, request_id: str | None, priority: int
+    def _checked(self, token_ids: object, name: str = "prompt") -> list[int]:
+        ids = check.token_ids(f"{name}_token_ids", token_ids, 2**31, self.vocab_size)
+        if not ids:
+            raise InvalidInputError(f"{name} must not be empty: it has no tokens")
+        return list(ids)
+
+    def _make(
+        self,
+        params: SamplingParams,
+        request_id: str | None,
+        priority: int,
+        *,
+        text: str | None,
+        token_ids: list[int],
+        other_prompts: Iterable[tuple[int, list[int]]] = (),
     ) -> Request:
         self.check_params(params)
-        ids = check.token_ids("prompt_token_ids", token_ids, 2**31, self.vocab_size)
-        if not ids:
-            raise InvalidInputError("prompt must not be empty: it has no tokens")
         name = f"request-{next(self._numbers)}" if request_id is None else check.text("request_id", request_id, 256)
-        request = Request(name, text, ids, params, priority=check.integer("priority", priority))
+        priority = check.integer("priority", priority)
+        request = Request(name, text, token_ids, params, priority=priority, other_prompts=other_prompts)
         self._check_request(request)
         return request
+
+
+def plain(prompt: Prompt) -> str | Sequence[int]:
+    """Text or token ids, out of the dict that may hold them."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    fields: Mapping[str, Any] = prompt
+    if set(fields) not in ({"prompt"}, {"prompt_token_ids"}):
+        raise InvalidInputError(
+            f"a prompt given as a dict must have the one key prompt or prompt_token_ids, got {sorted(fields)}"
+        )
+    [value] = fields.values()
+    return value  # type: ignore[no-any-return]
 
 
 def as_prompts(prompts: Any) -> list[Prompt]:

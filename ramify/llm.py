@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 import torch
-from tqdm import tqdm
 
 from ramify.build import build_engine
 from ramify.config import DEFAULT_MODEL, EngineConfig, EngineOptions
+from ramify.drive import run, steps
 from ramify.errors import InvalidInputError, WeightsError
 from ramify.intake import Prompt, as_prompts, one_for_each
 from ramify.models.weights import fill
@@ -127,7 +125,8 @@ class LLM:
 
     def stream_chat(self, messages: Sequence[Message], sampling_params: SamplingParams) -> Generator[RequestOutput]:
         """Outputs of one conversation as they come, as `sampling_params.output_kind` says."""
-        yield from self._steps([self._intake.chat_request(messages, sampling_params)])
+        self._check_weights()
+        yield from steps(self.core, [self._intake.chat_request(messages, sampling_params)])
 
     # -- the engine's state ----------------------------------------------------------------------------------
 
@@ -164,40 +163,9 @@ class LLM:
         return params
 
     def _run(self, requests: list[Request], *, use_tqdm: bool) -> list[RequestOutput]:
-        finished: dict[str, RequestOutput] = {}
-        with (
-            _without_collecting_what_is_there(),
-            tqdm(total=len(requests), desc="Prompts", unit="prompt", disable=not use_tqdm) as bar,
-        ):
-            before = self.core.metrics.generated_tokens
-            for output in self._steps(requests):
-                if output.finished:
-                    finished[output.request_id] = output
-                    tokens = self.core.metrics.generated_tokens - before
-                    elapsed = bar.format_dict["elapsed"]
-                    bar.set_postfix_str(f"{tokens / max(elapsed, 1e-9):.0f} tokens/s", refresh=False)
-                    bar.update()
-        return [finished[request.request_id] for request in requests]
+        self._check_weights()
+        return run(self.core, requests, use_tqdm=use_tqdm)
 
-    def _steps(self, requests: list[Request]) -> Iterator[RequestOutput]:
-        """Adds requests, steps until they have ended, yields their outputs; whatever stops it aborts them."""
+    def _check_weights(self) -> None:
         if not self._weights_are_whole:
             raise WeightsError("the last load_weights broke off, so the weights are incomplete: load them again")
-        try:
-            for request in requests:
-                self.core.add_request(request)
-            while self.core.has_unfinished():
-                yield from self.core.step()
-        finally:
-            for request in requests:
-                self.core.abort(request.request_id)
-
-
-@contextmanager
-def _without_collecting_what_is_there() -> Iterator[None]:
-    """Python's collector looks through all objects again and again while tokens are drawn: not through the old ones."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

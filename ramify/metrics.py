@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,12 +31,29 @@ class FinishedRequest:
 
 
 @dataclass(slots=True)
+class TrackCounts:
+    """What was computed for one track of the sequences: for one model's view of them."""
+
+    num_positions: int = 0  # of prompts and outputs
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0  # not computed, because a prefix was known
+
+    def add(self, other: TrackCounts) -> None:
+        self.num_positions += other.num_positions
+        self.num_prompt_tokens += other.num_prompt_tokens
+        self.num_cached_tokens += other.num_cached_tokens
+
+
+def _by_role() -> defaultdict[int, TrackCounts]:
+    return defaultdict(TrackCounts)
+
+
+@dataclass(slots=True)
 class IterationStats:
     """The facts of one step. Times are seconds by the engine's clock."""
 
     timestamp: float = 0.0
-    num_prompt_tokens: int = 0  # computed in this step
-    num_cached_tokens: int = 0  # not computed, because a prefix was known
+    tracks: defaultdict[int, TrackCounts] = field(default_factory=_by_role)
     num_generation_tokens: int = 0
     num_preempted: int = 0
     queue_times: list[float] = field(default_factory=list)
@@ -46,6 +63,16 @@ class IterationStats:
     n_params: list[int] = field(default_factory=list)
     best_of_params: list[int] = field(default_factory=list)
     max_num_generation_tokens: list[int] = field(default_factory=list)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Computed in this step."""
+        return sum(counts.num_prompt_tokens for counts in self.tracks.values())
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Not computed, because a prefix was known."""
+        return sum(counts.num_cached_tokens for counts in self.tracks.values())
 
     def record_finished_request(
         self,
@@ -80,8 +107,7 @@ class EngineMetrics:
     """Totals since the engine started."""
 
     steps: int = 0
-    prompt_tokens_computed: int = 0
-    prompt_tokens_cached: int = 0
+    tracks: defaultdict[int, TrackCounts] = field(default_factory=_by_role)
     generated_tokens: int = 0
     preemptions: int = 0
     requests_finished: int = 0
@@ -91,14 +117,22 @@ class EngineMetrics:
 
     def add(self, step: IterationStats, blocks_in_use: int) -> None:
         self.steps += 1
-        self.prompt_tokens_computed += step.num_prompt_tokens
-        self.prompt_tokens_cached += step.num_cached_tokens
+        for role, counts in step.tracks.items():
+            self.tracks[role].add(counts)
         self.generated_tokens += step.num_generation_tokens
         self.preemptions += step.num_preempted
         self.requests_finished += len(step.finished_requests)
         self.blocks_in_use_peak = max(self.blocks_in_use_peak, blocks_in_use)
         self.n_histogram.update(step.n_params)
         self.best_of_histogram.update(step.best_of_params)
+
+    @property
+    def prompt_tokens_computed(self) -> int:
+        return sum(counts.num_prompt_tokens for counts in self.tracks.values())
+
+    @property
+    def prompt_tokens_cached(self) -> int:
+        return sum(counts.num_cached_tokens for counts in self.tracks.values())
 
     def as_dict(self) -> dict[str, int]:
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from ramify.errors import InvalidInputError
 
@@ -26,9 +27,29 @@ class Logprob:
 LogprobRow = dict[int, Logprob]
 
 
+class MixtureReport(NamedTuple):
+    """How two models were mixed where a token was drawn, and what each thinks of that token.
+
+    All of the distributions that were mixed: after controls and temperature, on the common support.
+    """
+
+    alpha: float  # the teacher's weight
+    log_z: float
+    kl_theta: float  # KL(q || student)
+    kl_teacher: float  # KL(q || teacher)
+    ess_theta: float
+    ess_teacher: float
+    logprob_theta: float
+    logprob_teacher: float
+    is_clamped: bool  # whether alpha_min or alpha_max held alpha
+
+
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One continuation. `index` is the child's number, or the rank where outputs were ranked."""
+    """One continuation. `index` is the child's number, or the rank where outputs were ranked.
+
+    `mixture` has one entry per token where two models were mixed, else it is None.
+    """
 
     index: int
     text: str
@@ -38,6 +59,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     score: float | None = None
+    mixture: tuple[MixtureReport, ...] | None = None
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -63,6 +85,8 @@ class CompletionOutput:
             raise InvalidInputError(
                 f"output {self.index} reports logprobs, one row per token: one logprob alone makes no row to append"
             )
+        if self.mixture is not None:
+            raise InvalidInputError(f"output {self.index} was drawn from two models: one logprob does not say how")
         return replace(
             self,
             text=self.text + text,

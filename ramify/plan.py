@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ramify.outputs import MixtureReport
 from ramify.sampling_params import SamplingParams, SamplingStrategy
 
 SamplerKind = Literal["plain", "filtered", "full"]  # temperature alone; top-k, top-p and min-p too; anything
@@ -28,6 +29,7 @@ class Chunk(NamedTuple):
     start: int
     block_table: tuple[int, ...]
     key: str = ""  # the track's name
+    role: int = 0  # its place among the tracks of its sequence
 
     @property
     def end(self) -> int:
@@ -130,6 +132,37 @@ class Plan:
     def num_tokens(self) -> int:
         return sum(len(chunk.token_ids) for chunk in self.chunks)
 
+    def of_model(self, model: int) -> Work:
+        """What one model computes and moves."""
+        places = [place for place, chunk in enumerate(self.chunks) if chunk.model == model]
+        own = {place: number for number, place in enumerate(places)}
+        return Work(
+            chunks=tuple(self.chunks[place] for place in places),
+            places=tuple(places),
+            shared=tuple(
+                SharedPrefix(group.num_blocks, tuple(own[chunk] for chunk in group.chunks))
+                for group in self.shared
+                if group.chunks[0] in own
+            ),
+            copies=tuple(copy for copy in self.copies if copy.model == model),
+            swaps_out=tuple(copy for copy in self.swaps_out if copy.model == model),
+            swaps_in=tuple(copy for copy in self.swaps_in if copy.model == model),
+            late_copies=tuple(copy for copy in self.late_copies if copy.model == model),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One model's part of a plan: `places` are its chunks' in the plan; groups name its chunks by their places here."""
+
+    chunks: tuple[Chunk, ...]
+    places: tuple[int, ...]
+    shared: tuple[SharedPrefix, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    swaps_out: tuple[BlockCopy, ...] = ()
+    swaps_in: tuple[BlockCopy, ...] = ()
+    late_copies: tuple[BlockCopy, ...] = ()
+
 
 class TokenReport(NamedTuple):
     """One token's logprob and rank, and the likeliest tokens at its place, likeliest first."""
@@ -151,6 +184,7 @@ class Expansion(NamedTuple):
     logprob: float
     weight: float
     report: TokenReport | None = None
+    mixture: MixtureReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +197,7 @@ class StepResult:
     reports: dict[int, TokenReport] = field(default_factory=dict)  # of draws that asked for logprobs
     expansions: dict[int, list[Expansion]] = field(default_factory=dict)  # of draws that asked for candidates
     prompts: list[list[TokenReport]] = field(default_factory=list)  # one list per prompt report of the plan
+    mixtures: dict[int, MixtureReport] = field(default_factory=dict)  # of draws from two models
 
 
 Ticket = Callable[[], StepResult]  # waits for the result of a launched plan

@@ -6,11 +6,15 @@ from collections.abc import Iterable
 
 from ramify.errors import InvalidInputError
 from ramify.sampling_params import SamplingParams
-from ramify.sequence import Sequence, SequenceStatus
+from ramify.sequence import Sequence, SequenceStatus, Track
 
 
 class Request:
-    """What a caller asked for. Its first sequence is the root; others are forks of it or of each other."""
+    """What a caller asked for. Its first sequence is the root; others are forks of it or of each other.
+
+    `other_prompts` are what further models see in place of the prompt, as (model, token ids): a track each. All tracks
+    grow by the same tokens.
+    """
 
     def __init__(
         self,
@@ -21,6 +25,7 @@ class Request:
         *,
         arrival_time: float = 0.0,
         priority: int = 0,
+        other_prompts: Iterable[tuple[int, list[int]]] = (),
     ) -> None:
         if prompt_token_ids is None:
             raise InvalidInputError(f"request {request_id!r} has no prompt_token_ids")
@@ -32,7 +37,9 @@ class Request:
         self.root = Sequence(
             f"{request_id}-0", prompt_token_ids, request_id=request_id, sampling_params=self.sampling_params
         )
-        if not self.root.prompt_token_ids:
+        for role, (model, token_ids) in enumerate(other_prompts, start=1):
+            self.root.tracks.append(Track(f"{self.root.seq_id}/{role}", model, token_ids, role=role))
+        if not all(track.prompt_token_ids for track in self.root.tracks):
             raise InvalidInputError("prompt must have at least one token, got none")
         self.sequences: dict[str, Sequence] = {self.root.seq_id: self.root}
 

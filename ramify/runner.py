@@ -10,7 +10,7 @@ from torch import Tensor
 from ramify.attention.base import Attention
 from ramify.kv.pool import KVPool
 from ramify.models.decoder import Decoder
-from ramify.plan import BlockCopy, Chunk, Plan
+from ramify.plan import BlockCopy, Chunk, Plan, Work
 
 
 class Runner:
@@ -20,9 +20,11 @@ class Runner:
         self.attention = attention
 
     @torch.inference_mode()
-    def forward(self, plan: Plan) -> Tensor:
+    def forward(self, plan: Plan | Work) -> Tensor:
         """Computes all chunks; returns the hidden states (tokens of the step, hidden), chunk by chunk."""
         move_blocks(self.pool, plan)
+        if not plan.chunks:  # another model's step
+            return torch.empty(0, self.decoder.arch.hidden_size, dtype=self.decoder.dtype, device=self.decoder.device)
         self.pool.clear([block for chunk in plan.chunks for block in _entered(chunk, self.pool.block_size)])
         token_ids: list[int] = []
         positions: list[int] = []
@@ -42,7 +44,7 @@ class Runner:
         return self.decoder.logits(hidden)
 
 
-def move_blocks(pool: KVPool, plan: Plan) -> None:
+def move_blocks(pool: KVPool, plan: Plan | Work) -> None:
     """This order is the scheduler's promise: a block may be read by one of these and then be another's target."""
     pool.swap_out(_pairs(plan.swaps_out))
     pool.copy_blocks(_pairs(plan.copies))

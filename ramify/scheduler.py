@@ -50,7 +50,8 @@ class Schedule:
     shared: list[SharedPrefix] = field(default_factory=list)
     num_preempted: int = 0
     is_short: bool = False  # some found no room, and nobody could be made to give way
-    num_cached_tokens: dict[str, int] = field(default_factory=dict)  # by request, for prompts that found a prefix
+    # By request, one number per track, for prompts that found a prefix.
+    num_cached_tokens: dict[str, list[int]] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -104,6 +105,7 @@ class Scheduler:
                 f"max_num_batched_tokens must be at least {together * len(tracks)}, one for each sequence that steps "
                 f"together and each model, got {self.max_num_batched_tokens}"
             )
+        needed = [0] * len(self.managers)
         for track in tracks:
             prompt = len(track.prompt_token_ids)
             manager = self.managers[track.model]
@@ -118,13 +120,15 @@ class Scheduler:
                     f"while enable_chunked_prefill is False, got {prompt}"
                 )
             common = prompt // manager.block_size
-            needed = common + together * (manager.blocks_for(prompt + longest) - common)
+            needed[track.model] += common + together * (manager.blocks_for(prompt + longest) - common)
             # A fork may hold the prompt's last, partly filled block beside its own copy of it for a moment.
-            needed += together == 1 < params.num_samples
-            if needed > manager.num_blocks:
+            needed[track.model] += together == 1 < params.num_samples
+        for manager, count in zip(self.managers, needed, strict=True):
+            if count > manager.num_blocks:
+                prompts = " and ".join(str(len(track.prompt_token_ids)) for track in tracks)
                 outputs = "an output" if together == 1 else f"{together} outputs"
                 raise InvalidInputError(
-                    f"prompt of {prompt} tokens plus {outputs} of up to {longest} needs {needed} KV blocks, "
+                    f"prompt of {prompts} tokens plus {outputs} of up to {longest} needs {count} KV blocks, "
                     f"the cache has {manager.num_blocks}: lower max_tokens or raise num_kv_blocks"
                 )
 
@@ -281,7 +285,7 @@ class Scheduler:
         output = sequence.data.output_token_ids
         token = PENDING if sequence.num_pending else output[-1] if output else track.prompt_token_ids[-1]
         step.sequences.append(ScheduledSequence(sequence, len(step.chunks), True))
-        step.chunks.append(Chunk(track.model, (token,), start, table, track.key))
+        step.chunks.append(Chunk(track.model, (token,), start, table, track.key, track.role))
         step.tracks.append(track)
         track.num_computed = start + 1
         offset = start % manager.block_size
@@ -298,7 +302,7 @@ class Scheduler:
         made = step.copies if sequence.status is SequenceStatus.RUNNING else step.late_copies
         made += [BlockCopy(track.model, source, target) for source, target in copies]
         tokens = sequence.tokens_between(track, start, end)
-        step.chunks.append(Chunk(track.model, tokens, start, manager.table(track.key), track.key))
+        step.chunks.append(Chunk(track.model, tokens, start, manager.table(track.key), track.key, track.role))
         step.tracks.append(track)
         # True once this step has run, and nothing runs before it: later tracks of this very step may share.
         track.num_computed = end
@@ -319,6 +323,8 @@ class Scheduler:
                 if self.running or not self._release_a_holder(gang):
                     return
                 continue
+            if gang.status is SequenceStatus.SWAPPED and not any(self._share(gang.missing(), step.budget)):
+                return  # its blocks come back in the step that goes on with it, or not at all
             self._bring_back(gang, found, step)
             self._fork_again(gang)
             share = self._share(gang.missing(), step.budget)
@@ -399,8 +405,8 @@ class Scheduler:
                 continue
             track.num_computed = self.managers[track.model].adopt(track.key, entries)
             if not leader.output_token_ids and leader.request_id is not None:
-                cached = step.num_cached_tokens.get(leader.request_id, 0)
-                step.num_cached_tokens[leader.request_id] = cached + track.num_computed
+                cached = step.num_cached_tokens.setdefault(leader.request_id, [0] * len(leader.tracks))
+                cached[track.role] = track.num_computed
 
     # -- giving way ------------------------------------------------------------------------------------------
 

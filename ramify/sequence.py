@@ -91,11 +91,14 @@ class Track:
     between siblings and never changed, so it is not copied.
     """
 
-    __slots__ = ("key", "model", "num_computed", "prompt_token_ids")
+    __slots__ = ("key", "model", "num_computed", "prompt_token_ids", "role")
 
-    def __init__(self, key: str, model: int, prompt_token_ids: list[int], num_computed: int = 0) -> None:
+    def __init__(
+        self, key: str, model: int, prompt_token_ids: list[int], num_computed: int = 0, *, role: int = 0
+    ) -> None:
         self.key = key  # names this track's block table
         self.model = model  # which of the engine's models it belongs to
+        self.role = role  # its place among the sequence's tracks: two of them may belong to one model
         self.prompt_token_ids = prompt_token_ids
         self.num_computed = num_computed
 
@@ -168,8 +171,8 @@ class Sequence:
     def fork(self, new_seq_id: str) -> Sequence:
         """An independent copy that has seen the same tokens. Its blocks are the block manager's to share."""
         tracks = [
-            Track(f"{new_seq_id}/{index}", track.model, track.prompt_token_ids, track.num_computed)
-            for index, track in enumerate(self.tracks)
+            Track(f"{new_seq_id}/{role}", track.model, track.prompt_token_ids, track.num_computed, role=role)
+            for role, track in enumerate(self.tracks)
         ]
         copy = Sequence(
             new_seq_id,

@@ -1,10 +1,9 @@
-"""The device's part of a step: runner, sampler; a Plan down, a StepResult up."""
+"""The device's part of a step: runners, mixture, sampler; a Plan down, a StepResult up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -12,16 +11,24 @@ from torch import Tensor
 from ramify.config import LogprobsMode
 from ramify.plan import Plan, StepResult, Ticket, TokenReport
 from ramify.runner import Runner
-from ramify.sampling.pipeline import Sampler
+from ramify.sampling.mixing import Mixer
+from ramify.sampling.pipeline import Sampler, Source
 from ramify.sampling.reports import report
 
 PROMPT_ROWS_AT_ONCE = 64  # what prompt logprobs need of the vocabulary at a time
 
 
 class DeviceStep:
-    def __init__(self, runner: Runner, logprobs_mode: LogprobsMode = "raw") -> None:
-        self.runner = runner
-        self.sampler = Sampler(logprobs_mode)
+    """One runner per model. Where draws have two tracks, the first is the teacher's, the second the student's."""
+
+    def __init__(
+        self,
+        runners: Sequence[Runner],
+        logprobs_mode: LogprobsMode = "raw",
+        mixer: Mixer | None = None,
+    ) -> None:
+        self.runners = runners
+        self.sampler = Sampler(logprobs_mode, mixer)
 
     runs_ahead = False
 
@@ -31,17 +38,35 @@ class DeviceStep:
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
-        hidden = self.runner.forward(plan)
-        ends = list(accumulate(len(chunk.token_ids) for chunk in plan.chunks))  # one past each chunk's last row
-        prompts = prompt_reports(plan, [0, *ends], partial(self.runner.logits, hidden))
+        first, last = [0] * len(plan.chunks), [0] * len(plan.chunks)  # rows of each chunk among its model's
+        hidden = []
+        for model, runner in enumerate(self.runners):
+            work = plan.of_model(model)
+            hidden.append(runner.forward(work))
+            total = 0
+            for place, chunk in zip(work.places, work.chunks, strict=True):
+                first[place] = total
+                total += len(chunk.token_ids)
+                last[place] = total - 1
+        prompts = prompt_reports(plan, first, partial(self.runners[0].logits, hidden[0]))
         if not plan.draws:
             return StepResult([], [], prompts=prompts)
-        chunks = sorted({item.chunks[0] for item in plan.draws})
-        logits = self.runner.logits(hidden, [ends[chunk] - 1 for chunk in chunks])
-        row_of = {chunk: row for row, chunk in enumerate(chunks)}
-        result = self.sampler.sample(logits, [row_of[item.chunks[0]] for item in plan.draws], plan.draws)
+        sources = self._sources(plan, hidden, last)
+        result = self.sampler.sample(sources, plan.draws)
         result.prompts.extend(prompts)
         return result
+
+    def _sources(self, plan: Plan, hidden: Sequence[Tensor], last: Sequence[int]) -> list[Source]:
+        """For each track of the draws: the logits they are from. Two tracks of one model share a product."""
+        logits, row_of = [], {}
+        for model, runner in enumerate(self.runners):
+            drawn = sorted({place for item in plan.draws for place in item.chunks if plan.chunks[place].model == model})
+            row_of.update({place: row for row, place in enumerate(drawn)})
+            logits.append(runner.logits(hidden[model], [last[place] for place in drawn]))
+        return [
+            Source(logits[plan.chunks[places[0]].model], [row_of[place] for place in places])
+            for places in zip(*(item.chunks for item in plan.draws), strict=True)
+        ]
 
 
 def prompt_reports(

@@ -10,19 +10,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ramify.kernels.draw import NOTHING_LEFT as NOTHING_LEFT_CODE
+from ramify.kernels import draw as codes
 from ramify.kernels.reports import Reports
 from ramify.plan import Draw, StepResult, TokenReport
-from ramify.sampling.pipeline import NOT_FINITE, NOTHING_LEFT
+from ramify.sampling.mixing import NUM_MIXTURE_NUMBERS, as_reports
+from ramify.sampling.pipeline import NOT_FINITE, NOTHING_IN_COMMON, NOTHING_LEFT
+
+NOTHING_IN_COMMON_CODE = 3  # beside those of the draw: two models rule out all that the other allows
+FAULTS = {
+    codes.NOT_FINITE: NOT_FINITE,
+    codes.NOTHING_LEFT: NOTHING_LEFT,
+    NOTHING_IN_COMMON_CODE: NOTHING_IN_COMMON,
+}
 
 
 class Drawn(NamedTuple):
-    """Of R rows: tokens (R,) int64, logprobs (R,), faults (R,) int32, and what is reported beside them."""
+    """Of R rows: tokens (R,) int64, logprobs (R,), faults (R,) int32, and what is reported beside them.
+
+    mixture (R, 9) has the numbers of a MixtureReport, where two models are mixed.
+    """
 
     token_ids: Tensor
     logprobs: Tensor
     faults: Tensor
     reports: Reports
+    mixture: Tensor
 
     @classmethod
     def empty(cls, rows: int, num_reported: int, device: torch.device, *, pinned: bool = False) -> Drawn:
@@ -35,12 +47,18 @@ class Drawn(NamedTuple):
             zeros(rows, num_reported, dtype=torch.int64),
             zeros(rows, num_reported),
         )
-        return cls(zeros(rows, dtype=torch.int64), zeros(rows), zeros(rows, dtype=torch.int32), reports)
+        return cls(
+            zeros(rows, dtype=torch.int64),
+            zeros(rows),
+            zeros(rows, dtype=torch.int32),
+            reports,
+            zeros(rows, NUM_MIXTURE_NUMBERS, dtype=torch.float64),
+        )
 
     def of(self, rows: int) -> Drawn:
         """The first so many rows."""
         reports = Reports(*(part[:rows] for part in self.reports))
-        return Drawn(self.token_ids[:rows], self.logprobs[:rows], self.faults[:rows], reports)
+        return Drawn(self.token_ids[:rows], self.logprobs[:rows], self.faults[:rows], reports, self.mixture[:rows])
 
 
 class Results:
@@ -49,16 +67,18 @@ class Results:
     def __init__(self, rows: int, num_reported: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
         self._host = Drawn.empty(rows, num_reported, torch.device("cpu"), pinned=on_gpu)
-        self._has_reports = False
+        self._has_reports = self._has_mixture = False
         self._arrived = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
-    def fetch(self, drawn: Drawn, *, with_reports: bool) -> None:
+    def fetch(self, drawn: Drawn, *, with_reports: bool, with_mixture: bool = False) -> None:
         """Asks for them; does not wait."""
-        self._has_reports = with_reports
+        self._has_reports, self._has_mixture = with_reports, with_mixture
         targets = self._host.of(drawn.token_ids.shape[0])
         pairs = list(zip(targets[:3], drawn[:3], strict=True))
         if with_reports:
             pairs += zip(targets.reports, drawn.reports, strict=True)
+        if with_mixture:
+            pairs.append((targets.mixture, drawn.mixture))
         for target, source in pairs:
             target.copy_(source, non_blocking=True)
         if self._arrived is not None:
@@ -70,12 +90,12 @@ class Results:
             self._arrived.synchronize()
         index = np.asarray(rows, dtype=np.int64)
         token_ids, logprobs, faults = (part.numpy()[index] for part in self._host[:3])
-        messages = {
-            place: NOTHING_LEFT if faults[place] == NOTHING_LEFT_CODE else NOT_FINITE
-            for place in np.flatnonzero(faults).tolist()
-        }
+        messages = {place: FAULTS[int(faults[place])] for place in np.flatnonzero(faults).tolist()}
         reports = self._read_reports(index, draws) if self._has_reports else {}
-        return StepResult(token_ids.tolist(), logprobs.tolist(), messages, reports)
+        result = StepResult(token_ids.tolist(), logprobs.tolist(), messages, reports)
+        if self._has_mixture:
+            result.mixtures.update(enumerate(as_reports(self._host.mixture[index])))
+        return result
 
     def _read_reports(self, index: NDArray[np.int64], draws: Sequence[Draw]) -> dict[int, TokenReport]:
         """Copies, since the next step but one writes here again."""

@@ -20,9 +20,10 @@ from ramify.kv.sharing import Table, common_blocks
 from ramify.plan import Chunk, Rules
 
 # Columns of the integer mirror, one row of numbers each.
-TOKEN, SOURCE, POSITION, SLOT, SEED_LOW, SEED_HIGH, CHILD, OUTPUT_POSITION, TOP_K = range(9)
+# PARTNER: of two models, the row that the same sequence has in the other's lane.
+TOKEN, SOURCE, POSITION, SLOT, SEED_LOW, SEED_HIGH, CHILD, OUTPUT_POSITION, TOP_K, PARTNER = range(10)
 TEMPERATURE, TOP_P, MIN_P = range(3)
-NUM_INTEGERS, NUM_FLOATS = 9, 3
+NUM_INTEGERS, NUM_FLOATS = 10, 3
 PADDING_SLOT = -1
 ENTRIES_AT_ONCE = 2**17  # of block tables, sent in one piece
 

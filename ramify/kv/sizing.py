@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 
@@ -16,14 +17,24 @@ WORKSPACE_BYTES = 2**30  # of cuBLAS, graphs and partial attention results
 
 
 def num_blocks(
-    cache: CacheConfig, decoder: Decoder, *, max_num_seqs: int, max_model_len: int, max_num_batched_tokens: int
+    cache: CacheConfig,
+    decoders: Sequence[Decoder],
+    *,
+    num_tracks: int = 1,
+    max_num_seqs: int,
+    max_model_len: int,
+    max_num_batched_tokens: int,
 ) -> int:
-    """What was asked for, else what memory allows; never more than all sequences at full length could fill."""
+    """What was asked for, else what memory allows; never more than all sequences at full length could fill.
+
+    Several models get as many blocks each, so that their caches run out together: a sequence grows by one position in
+    every one of its tracks.
+    """
     if cache.num_kv_blocks is not None:
         return cache.num_kv_blocks
-    block_bytes = bytes_per_block(decoder.arch, cache.block_size, decoder.dtype)
-    most = max_num_seqs * -(-max_model_len // cache.block_size)
-    fitting = _pool_bytes(cache, decoder, max_num_seqs, max_num_batched_tokens) // block_bytes
+    block_bytes = _bytes_of_blocks(cache, decoders)
+    most = max_num_seqs * -(-max_model_len // cache.block_size) * (num_tracks // len(decoders))
+    fitting = _pool_bytes(cache, decoders, max_num_seqs, max_num_batched_tokens) // block_bytes
     if fitting < 1:
         raise InvalidInputError(
             f"no memory is left for KV blocks of {block_bytes} bytes: lower block_size, or set num_kv_blocks"
@@ -31,15 +42,20 @@ def num_blocks(
     return int(min(fitting, most))
 
 
-def num_host_blocks(cache: CacheConfig, decoder: Decoder) -> int:
-    """How many blocks swap_space holds."""
-    return int(cache.swap_space * 2**30 // bytes_per_block(decoder.arch, cache.block_size, decoder.dtype))
+def num_host_blocks(cache: CacheConfig, decoders: Sequence[Decoder]) -> int:
+    """How many blocks of every model swap_space holds."""
+    return int(cache.swap_space * 2**30 // _bytes_of_blocks(cache, decoders))
 
 
-def _pool_bytes(cache: CacheConfig, decoder: Decoder, max_num_seqs: int, max_num_batched_tokens: int) -> int:
-    if decoder.device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(decoder.device)
-        working = working_bytes(decoder, max_num_seqs, max_num_batched_tokens)
+def _bytes_of_blocks(cache: CacheConfig, decoders: Sequence[Decoder]) -> int:
+    """One block of each model."""
+    return sum(bytes_per_block(decoder.arch, cache.block_size, decoder.dtype) for decoder in decoders)
+
+
+def _pool_bytes(cache: CacheConfig, decoders: Sequence[Decoder], max_num_seqs: int, max_num_batched_tokens: int) -> int:
+    if decoders[0].device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(decoders[0].device)
+        working = sum(working_bytes(decoder, max_num_seqs, max_num_batched_tokens) for decoder in decoders)
         return int(cache.gpu_memory_utilization * total) - (total - free) - working
     return min(CPU_POOL_BYTES, _free_memory() // 4)
 

@@ -45,6 +45,9 @@ class Mixed:
     ess_teacher: Tensor
     clamped: Tensor  # (R,) bool: alpha_min or alpha_max stopped α
     disjoint: Tensor  # (R,) bool: no token is possible under both models, so there is nothing to draw
+    sound: Tensor  # (R,) bool: neither model gave NaN or plus infinity; elsewhere nothing here means anything
+    normaliser_theta: Tensor  # (R,) log Σ exp of what was mixed: a token's logprob is its logit less this
+    normaliser_teacher: Tensor
 
 
 def mix(
@@ -194,4 +197,16 @@ def _finish(pair: Pair, alpha: Tensor, bracket: tuple[Tensor, Tensor] | None, cl
     ess_teacher = (-log_z - pair.log_z(2 - alpha)).clamp_max(0).exp()
     ess_theta = ess_theta.masked_fill(pair.theta_alone | disjoint, 0).masked_fill(is_theta, 1)
     ess_teacher = ess_teacher.masked_fill(pair.teacher_alone | disjoint, 0).masked_fill(is_teacher, 1)
-    return Mixed(logits, alpha, log_z, kl_theta, kl_teacher, ess_theta, ess_teacher, clamped, disjoint)
+    return Mixed(
+        logits,
+        alpha,
+        log_z,
+        kl_theta,
+        kl_teacher,
+        ess_theta,
+        ess_teacher,
+        clamped,
+        disjoint & pair.is_sound,
+        pair.is_sound,
+        *pair.normalisers,
+    )

@@ -42,6 +42,7 @@ class Pair:
     base: Tensor  # (R, V) theta less its row's largest; minus infinity where either model rules the token out
     ratio: Tensor  # (R, V) d less `centre` and `rest`; 0 where either model rules the token out
     largest: Tensor  # (R,) of theta
+    largest_teacher: Tensor  # (R,)
     centre: Tensor  # (R,) what was taken from teacher − theta
     rest: Tensor  # (R,) what must still be taken from it: d = ratio − rest
     log_sum_theta: Tensor  # (R,) log Σ exp(theta − largest), over all that theta allows
@@ -99,6 +100,7 @@ class Pair:
             base,
             ratio,
             largest,
+            largest_teacher,
             centre,
             rest,
             log_sum_theta,
@@ -109,6 +111,17 @@ class Pair:
             teacher_alone,
             is_disjoint,
         )
+
+    @property
+    def normalisers(self) -> tuple[Tensor, Tensor]:
+        """log Σ exp of theta and of teacher, (R,) float64 each."""
+        theta = self.largest + self.log_sum_theta
+        return theta, theta + self.centre + self.rest
+
+    @property
+    def is_sound(self) -> Tensor:
+        """(R,) bool: neither model gave NaN or plus infinity."""
+        return (self.largest < torch.inf) & (self.largest_teacher < torch.inf)
 
     def at(self, beta: Tensor) -> Moments:
         """Moments at beta (R,) float32, of base + beta · ratio."""

@@ -6,14 +6,16 @@
     processed logprobs are of what is left
     the draw, or the likeliest candidates of a beam
 
-Greedy rows take the largest logit after the controls; beams skip the temperature. Whatever touches the whole vocabulary
+Greedy rows take the largest logit after the controls; beams skip the temperature. Where two models are mixed, the
+controls act on both, the mixture (which brings the temperature) takes the place of the raw logits, and top-k, top-p and
+min-p act on it. Whatever touches the whole vocabulary
 happens a few rows at a time, so that it stays in cache; noise, which does not, is made for many rows at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -24,6 +26,7 @@ from ramify.config import LogprobsMode
 from ramify.plan import Draw, Expansion, StepResult, TokenReport
 from ramify.sampling import filters, processors
 from ramify.sampling.draw import NoiseKeys, block_noise, block_scores, choose_tokens, take_blocks
+from ramify.sampling.mixing import MixedRows, Mixer
 from ramify.sampling.reports import report
 from ramify.sampling.settings import KnownSettings, Settings, pairs_of_outputs, pairs_of_seen
 from ramify.sampling.user_processors import run_processors
@@ -32,6 +35,7 @@ ROWS_AT_ONCE = 8  # some 2 MB at a time
 NOISE_AT_ONCE = 256  # n = 16,384 first tokens never become one array
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
+NOTHING_IN_COMMON = "the two models have no token in common here: their mixture is empty"
 NOTHING_LEFT = "no token is left to draw: allowed_token_ids, bad_words, logit_bias or processors forbid all"
 
 
@@ -43,6 +47,7 @@ class Rows:
     draws: Sequence[Draw]
     taken: dict[str, list[int]]  # what earlier siblings of each diverse set took in this step
     faults: dict[int, str] = field(default_factory=dict)
+    role: int = 0  # whose prompt counts: of two models, the teacher's is 0
 
 
 # -- controls: each returns its argument where no row asks for it ------------------------------------------------
@@ -87,7 +92,7 @@ def penalise_repetition(logits: Tensor, rows: Rows) -> Tensor:
     penalties = rows.settings.repetition
     if penalties is None:
         return logits
-    seen_rows, token_ids = pairs_of_seen(rows.draws, logits.shape[1], logits.device)
+    seen_rows, token_ids = pairs_of_seen(rows.draws, rows.role, logits.shape[1], logits.device)
     return processors.penalise_repetition(logits, seen_rows, token_ids, penalties[seen_rows])
 
 
@@ -102,7 +107,9 @@ def penalise_frequency(logits: Tensor, rows: Rows) -> Tensor:
 
 
 def call_processors(logits: Tensor, rows: Rows) -> Tensor:
-    return run_processors(logits, rows.draws, rows.faults) if rows.settings.has_processors else logits
+    if not rows.settings.has_processors:
+        return logits
+    return run_processors(logits, rows.draws, rows.role, rows.faults)
 
 
 def push_from_siblings(logits: Tensor, rows: Rows) -> Tensor:
@@ -156,45 +163,68 @@ def keep_likely(logits: Tensor, rows: Rows) -> Tensor:
 
 
 FILTERS: tuple[Callable[[Tensor, Rows], Tensor], ...] = (scale, keep_likely)
+FILTERS_OF_MIXTURES = (keep_likely,)  # the temperature is in the mixture already
 
 
 # -- the sampler -------------------------------------------------------------------------------------------------
 
 
+class Source(NamedTuple):
+    """Logits (rows, vocabulary), and for each draw the row that it is from."""
+
+    logits: Tensor
+    rows: Sequence[int]
+
+    def take(self, places: Sequence[int]) -> Tensor:
+        return _take_rows(self.logits, [self.rows[place] for place in places])
+
+    def cut(self, vocab_size: int) -> Source:
+        return Source(self.logits[:, :vocab_size], self.rows)
+
+
 class Asked(NamedTuple):
-    """A draw, its place in the plan, and the row of logits it is from."""
+    """A draw, and its place in the plan."""
 
     place: int
-    row: int
     draw: Draw
 
 
 class Sampler:
     """Keeps nothing but the settings of rows as tensors, for as long as the rows stay the same."""
 
-    def __init__(self, logprobs_mode: LogprobsMode = "raw") -> None:
+    def __init__(self, logprobs_mode: LogprobsMode = "raw", mixer: Mixer | None = None) -> None:
         self.logprobs_mode = logprobs_mode
+        self._mixer = mixer
         self._known = KnownSettings()
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> StepResult:
-        """Draws once per entry of `draws`, from the row of logits (rows, vocabulary) that `rows` names for it."""
+    def sample(self, sources: Sequence[Source], draws: Sequence[Draw]) -> StepResult:
+        """Draws once per entry of `draws`, from one model's logits, or from the mixture of a teacher's and a student's.
+
+        Vocabularies may be padded to different sizes; what only one model has cannot be drawn.
+        """
+        assert (len(sources) == 2) == (self._mixer is not None), "two sources need a mixer, one has no use for it"
+        if len(sources) == 2 and len({source.logits.shape[1] for source in sources}) == 2:
+            vocab_size = min(source.logits.shape[1] for source in sources)
+            sources = [source.cut(vocab_size) for source in sources]
         result = StepResult([0] * len(draws), [0.0] * len(draws))
         self._known.begin()
-        asked = [Asked(*item) for item in zip(range(len(draws)), rows, draws, strict=True)]
+        asked = [Asked(*item) for item in enumerate(draws)]
         taken: dict[str, list[int]] = {}
         for wave in _waves(asked):
             for start in range(0, len(wave), NOISE_AT_ONCE):
-                self._sample_some(logits, wave[start : start + NOISE_AT_ONCE], taken, result)
-            for index, _, draw in wave:
+                self._sample_some(sources, wave[start : start + NOISE_AT_ONCE], taken, result)
+            for index, draw in wave:
                 if draw.rules.diversity_penalty:
                     taken.setdefault(draw.request_id, []).append(result.token_ids[index])
         return result
 
-    def _sample_some(self, logits: Tensor, asked: list[Asked], taken: dict[str, list[int]], result: StepResult) -> None:
-        device, vocab_size = logits.device, logits.shape[1]
+    def _sample_some(
+        self, sources: Sequence[Source], asked: list[Asked], taken: dict[str, list[int]], result: StepResult
+    ) -> None:
+        device, vocab_size = sources[0].logits.device, sources[0].logits.shape[1]
         draws = [item.draw for item in asked]
-        rows = [item.row for item in asked]
+        places = [item.place for item in asked]
         keys = noise = None
         if any(item.rules.params.temperature and not item.rules.num_candidates for item in draws):
             keys = NoiseKeys.of([(item.seed, item.child, item.position) for item in draws], device)
@@ -203,21 +233,60 @@ class Sampler:
         for start in range(0, len(asked), ROWS_AT_ONCE):
             some = slice(start, start + ROWS_AT_ONCE)
             rules = [item.rules for item in draws[some]]
-            part = Rows(self._known.of(asked[start].place, rules, vocab_size, device), draws[some], taken)
-            raw = _take_rows(logits, rows[some])
-            pieces.append(_process(raw, part, None if noise is None else noise[some], self.logprobs_mode))
+            part = Rows(self._known.of(places[start], rules, vocab_size, device), draws[some], taken)
+            raw = [source.take(places[some]) for source in sources]
+            pieces.append(self._process(raw, part, None if noise is None else noise[some]))
         token_ids = torch.cat([piece.best for piece in pieces])
         if keys is not None:
             blocks = torch.cat([piece.blocks for piece in pieces])
             drawn = choose_tokens(torch.cat([piece.inside for piece in pieces]), blocks, keys)
             token_ids = torch.where(torch.cat([piece.rows.settings.is_greedy for piece in pieces]), token_ids, drawn)
-        normalisers = torch.cat([piece.normaliser for piece in pieces])
-        logprobs = logits[torch.tensor(rows, device=device), token_ids] - normalisers
-        for (index, _, _), token_id, logprob in zip(asked, token_ids.tolist(), logprobs.tolist(), strict=True):
-            result.token_ids[index], result.logprobs[index] = token_id, logprob
+        for place, token_id in zip(places, token_ids.tolist(), strict=True):
+            result.token_ids[place] = token_id
         for piece, start in zip(pieces, range(0, len(asked), ROWS_AT_ONCE), strict=True):
             some = slice(start, start + ROWS_AT_ONCE)
-            piece.tell([item.place for item in asked[some]], token_ids[some], result)
+            piece.tell(places[some], token_ids[some], result)
+
+    def _process(self, logits: Sequence[Tensor], rows: Rows, noise: Tensor | None) -> _Piece:
+        """A few rows of each source to the winners of the race's first level."""
+        settings = rows.settings
+        controlled = [_control(item, replace(rows, role=role)) for role, item in enumerate(logits)]
+        changed = [after for before, after in zip(logits, controlled, strict=True) if after is not before]
+        alive = [item.amax(-1) > -torch.inf for item in changed]
+        mixed = None
+        if self._mixer is None:
+            [raw], [kept] = logits, controlled
+        else:
+            teacher, theta = controlled
+            is_first = torch.tensor([item.position == 0 for item in rows.draws], device=theta.device)
+            mixed = self._mixer.mix(teacher, theta, settings.temperatures, is_first)
+            raw = kept = mixed.logits
+        scores = block_scores(raw)
+        normaliser = scores.logsumexp(-1)
+        best = kept.argmax(-1) if settings.has_greedy else torch.zeros_like(normaliser, dtype=torch.long)
+        if settings.has_random or settings.has_beams:
+            for keep in FILTERS if mixed is None else FILTERS_OF_MIXTURES:
+                kept = keep(kept, rows)
+        blocks = torch.zeros_like(best)
+        inside = raw.new_empty(0)
+        if noise is not None:
+            if kept is not raw:
+                scores = block_scores(kept)
+            blocks = (scores + noise).argmax(-1)
+            inside = take_blocks(kept, blocks)
+        keeps = settings.has_beams or (self.logprobs_mode == "processed" and settings.has_reports)
+        return _Piece(
+            rows=rows,
+            normaliser=normaliser,
+            best=best,
+            blocks=blocks,
+            inside=inside,
+            raw=raw,
+            processed=kept if keeps else None,
+            mode=self.logprobs_mode,
+            alive=torch.stack(alive).all(0) if alive else None,
+            mixed=mixed,
+        )
 
 
 @dataclass(slots=True)
@@ -233,14 +302,23 @@ class _Piece:
     processed: Tensor | None  # (R, vocabulary)
     mode: LogprobsMode
     alive: Tensor | None  # (R,) whether anything is left to draw, where that could fail
+    mixed: MixedRows | None  # where two models were mixed
 
     def tell(self, indices: Sequence[int], token_ids: Tensor, result: StepResult) -> None:
-        """Writes faults, reports and expansions of its rows into the result."""
+        """Writes logprobs, faults, reports and expansions of its rows into the result."""
+        logprobs = self.raw.gather(1, token_ids[:, None])[:, 0] - self.normaliser
+        for index, logprob in zip(indices, logprobs.tolist(), strict=True):
+            result.logprobs[index] = logprob
         for row, fault in self.rows.faults.items():
             result.faults[indices[row]] = fault
-        self._tell_faults(indices, self.normaliser.isfinite(), NOT_FINITE, result)
+        finite = self.normaliser.isfinite() if self.mixed is None else self.mixed.mixed.sound
+        self._tell_faults(indices, finite, NOT_FINITE, result)
         if self.alive is not None:
             self._tell_faults(indices, self.alive, NOTHING_LEFT, result)
+        if self.mixed is not None:
+            self._tell_faults(indices, ~self.mixed.mixed.disjoint, NOTHING_IN_COMMON, result)
+            for index, told in zip(indices, self.mixed.reports(token_ids[:, None]), strict=True):
+                result.mixtures[index] = told[0]
         draws = self.rows.draws
         if self.rows.settings.has_beams:
             for row, expansions in self._expand():
@@ -276,39 +354,21 @@ class _Piece:
         logprobs = (self.raw.gather(1, top.indices) - self.normaliser[:, None]).tolist()
         token_ids = top.indices.tolist()
         reports = self._reports(slice(0, len(weights)), top.indices) if self.rows.settings.has_reports else []
+        mixtures = None if self.mixed is None else self.mixed.reports(top.indices)
         for row in beams:
             rules = self.rows.draws[row].rules
             own: Sequence[TokenReport | None] = [None] * len(token_ids[row])
             if rules.params.logprobs is not None:
                 own = [item.first(rules.params.logprobs) for item in reports[row]]
-            made = zip(token_ids[row], logprobs[row], weights[row], own, strict=True)
+            ways = [None] * len(own) if mixtures is None else mixtures[row]
+            made = zip(token_ids[row], logprobs[row], weights[row], own, ways, strict=True)
             yield row, [Expansion(*fields) for fields in islice(made, rules.num_candidates)]
 
 
-def _process(raw: Tensor, rows: Rows, noise: Tensor | None, mode: LogprobsMode) -> _Piece:
-    settings = rows.settings
-    scores = block_scores(raw)
-    normaliser = scores.logsumexp(-1)
-    controlled = raw
+def _control(logits: Tensor, rows: Rows) -> Tensor:
     for control in CONTROLS:
-        controlled = control(controlled, rows)
-    filtered = controlled
-    if settings.has_random or settings.has_beams:
-        for keep in FILTERS:
-            filtered = keep(filtered, rows)
-    best = controlled.argmax(-1) if settings.has_greedy else torch.zeros_like(normaliser, dtype=torch.long)
-    alive = None
-    if controlled is not raw:
-        alive = controlled.amax(-1) > -torch.inf
-    blocks = torch.zeros_like(best)
-    inside = raw.new_empty(0)
-    if noise is not None:
-        if filtered is not raw:
-            scores = block_scores(filtered)
-        blocks = (scores + noise).argmax(-1)
-        inside = take_blocks(filtered, blocks)
-    keeps = settings.has_beams or (mode == "processed" and settings.has_reports)
-    return _Piece(rows, normaliser, best, blocks, inside, raw, filtered if keeps else None, mode, alive)
+        logits = control(logits, rows)
+    return logits
 
 
 def _waves(asked: list[Asked]) -> list[list[Asked]]:

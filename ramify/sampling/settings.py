@@ -108,14 +108,14 @@ def pairs_of_outputs(draws: Sequence[Draw], vocab_size: int, device: torch.devic
     )
 
 
-def pairs_of_seen(draws: Sequence[Draw], vocab_size: int, device: torch.device) -> Pairs:
-    """Distinct (row, token id) of prompts and outputs of the rows that have a repetition penalty."""
+def pairs_of_seen(draws: Sequence[Draw], role: int, vocab_size: int, device: torch.device) -> Pairs:
+    """Distinct (row, token id) of one track's prompts and the outputs of the rows that have a repetition penalty."""
     asking = [item.rules.params.repetition_penalty != 1 for item in draws]
     outputs = [item.output if asks else () for item, asks in zip(draws, asking, strict=True)]
     places = [_flat(outputs, vocab_size)]
     for row, item in enumerate(draws):
         if asking[row]:
-            places.append(item.rules.distinct_prompts[0] + row * vocab_size)
+            places.append(item.rules.distinct_prompts[role] + row * vocab_size)
     rows, token_ids = np.divmod(np.unique(np.concatenate(places)), vocab_size)
     return torch.from_numpy(rows).to(device), torch.from_numpy(token_ids).to(device)
 

@@ -30,9 +30,13 @@ class ProcessorError(Exception):
     """What a processor did wrong, in words for the request's error."""
 
 
-def run_processors(logits: Tensor, draws: Sequence[Draw], faults: dict[int, str]) -> Tensor:
-    """All processors of all rows, each request's in its order; faults get the row's index and what went wrong."""
+def run_processors(logits: Tensor, draws: Sequence[Draw], role: int, faults: dict[int, str]) -> Tensor:
+    """All processors of all rows, each request's in its order; they see the prompt of one track, and the output.
+
+    faults get the row's index and what went wrong.
+    """
     logits = logits.clone()
+    seen = [[*item.rules.prompts[role], *item.output] if item.rules.params.logits_processors else [] for item in draws]
     depth = max(len(item.rules.params.logits_processors or ()) for item in draws)
     for place in range(depth):
         carriers: dict[int, tuple[Any, list[int]]] = {}
@@ -42,30 +46,36 @@ def run_processors(logits: Tensor, draws: Sequence[Draw], faults: dict[int, str]
                 carriers.setdefault(id(processors[place]), (processors[place], []))[1].append(row)
         for processor, rows in carriers.values():
             if isinstance(processor, BatchedLogitsProcessor):
-                _run_batched(processor, logits, rows, draws, faults)
+                _run_batched(processor, logits, rows, seen, faults)
             else:
                 for row in rows:
-                    _run_single(processor, logits, row, draws[row], faults)
+                    _run_single(processor, logits, row, seen[row], faults)
     return logits
 
 
 def _run_batched(
-    processor: BatchedLogitsProcessor, logits: Tensor, rows: list[int], draws: Sequence[Draw], faults: dict[int, str]
+    processor: BatchedLogitsProcessor,
+    logits: Tensor,
+    rows: list[int],
+    seen: Sequence[list[int]],
+    faults: dict[int, str],
 ) -> None:
     index = torch.tensor(rows, device=logits.device)
     try:
-        logits[index] = _checked(processor.process_batch, [_token_ids(draws[row]) for row in rows], logits[index])
+        logits[index] = _checked(processor.process_batch, [list(seen[row]) for row in rows], logits[index])
     except ProcessorError as fault:
         if len(rows) == 1:
             faults[rows[0]] = str(fault)
             return
         for row in rows:  # one by one, to find out whose fault it is
-            _run_batched(processor, logits, [row], draws, faults)
+            _run_batched(processor, logits, [row], seen, faults)
 
 
-def _run_single(processor: Callable[..., Any], logits: Tensor, row: int, item: Draw, faults: dict[int, str]) -> None:
+def _run_single(
+    processor: Callable[..., Any], logits: Tensor, row: int, seen: list[int], faults: dict[int, str]
+) -> None:
     try:
-        logits[row] = _checked(processor, _token_ids(item), logits[row].clone())
+        logits[row] = _checked(processor, list(seen), logits[row].clone())
     except ProcessorError as fault:
         faults[row] = str(fault)
 
@@ -84,7 +94,3 @@ def _checked(processor: Callable[..., Any], token_ids: Any, logits: Tensor) -> T
     if bool(result.isnan().any()) or bool((result == torch.inf).any()):
         raise ProcessorError("a logits processor returned NaN or plus infinity")
     return result
-
-
-def _token_ids(item: Draw) -> list[int]:
-    return [*item.rules.prompts[0], *item.output]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from ramify.outputs import MixtureReport
 from ramify.plan import TokenReport
 
 
@@ -21,6 +22,7 @@ class Candidate(NamedTuple):
     logprob: float  # by the model's own distribution
     weight: float = 0.0  # by the distribution after all controls: what beams add up
     report: TokenReport | None = None
+    mixture: MixtureReport | None = None  # where two models were mixed
 
 
 # What a strategy makes of candidates: `child` goes on from `parent` with this token.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ramify.outputs import CompletionOutput, FinishReason
+from ramify.outputs import CompletionOutput, FinishReason, MixtureReport
 from ramify.plan import TokenReport
 from ramify.search.advance import Continuation
 from ramify.search.reports import Decode, LogprobRows
@@ -29,6 +29,7 @@ class Child:
     text: TextStream
     finish_reason: FinishReason | None = None
     reports: list[TokenReport] = field(default_factory=list)
+    mixtures: list[MixtureReport] = field(default_factory=list)
     last_token_time: float | None = None
     ended_by_token: bool = False  # the last token is the end itself, and no content
     sent_characters: int = 0
@@ -40,13 +41,21 @@ class Child:
         return len(self.sequence.output_token_ids) == self.ended_by_token
 
     def fork(self, sequence: Sequence) -> Child:
-        return Child(sequence, self.text.fork(), reports=list(self.reports), last_token_time=self.last_token_time)
+        return Child(
+            sequence,
+            self.text.fork(),
+            reports=list(self.reports),
+            mixtures=list(self.mixtures),
+            last_token_time=self.last_token_time,
+        )
 
     def append(self, item: Continuation, ends: Ends) -> bool:
         """Takes a token; returns whether that was the last."""
         self.sequence.add_token_id(item.token_id, item.logprob)
         if item.report is not None:
             self.reports.append(item.report)
+        if item.mixture is not None:
+            self.mixtures.append(item.mixture)
         return self._check_end(item.token_id, ends)
 
     def stop(self, reason: FinishReason) -> None:
@@ -59,11 +68,11 @@ class Child:
         """What there is of it; with `delta`, what there is since the last time."""
         text = self.text.visible
         token_ids = self.sequence.output_token_ids
-        reports = self.reports
+        reports, mixtures = self.reports, self.mixtures
         if delta:
             shown, self.sent_characters = self.sent_characters, len(text)
             given, self.sent_tokens = self.sent_tokens, len(token_ids)
-            text, token_ids, reports = text[shown:], token_ids[given:], reports[given:]
+            text, token_ids, reports, mixtures = text[shown:], token_ids[given:], reports[given:], mixtures[given:]
         return CompletionOutput(
             index=self.sequence.child,
             text=text,
@@ -72,6 +81,7 @@ class Child:
             logprobs=LogprobRows(token_ids, reports, decode) if with_logprobs else None,
             finish_reason=self.finish_reason,
             stop_reason=self.sequence.stop_reason,
+            mixture=tuple(mixtures) if len(self.sequence.tracks) > 1 else None,
         )
 
     def _check_end(self, token_id: int, ends: Ends) -> bool:

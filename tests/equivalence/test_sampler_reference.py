@@ -17,7 +17,7 @@ from ramify import FinishReason, SamplingParams
 from ramify.plan import Draw, Rules, TokenReport
 from ramify.sampling import filters, pipeline
 from ramify.sampling.filters import Filters
-from ramify.sampling.pipeline import NOTHING_LEFT, Sampler
+from ramify.sampling.pipeline import NOTHING_LEFT, Sampler, Source
 from tests.drive import finish
 from tests.fake import fake_engine
 from tests.reference_sampler import NEVER, ReferenceRow, reference_filters, reference_row
@@ -208,7 +208,7 @@ def test_the_whole_pipeline_keeps_what_the_reference_keeps(record_property: Call
     for size, cases in batches(5):
         logits = torch.tensor([case.logits for case in cases])
         before = logits.clone()
-        result = sampler.sample(logits, range(BATCH), [case.draw(row) for row, case in enumerate(cases)])
+        result = sampler.sample([Source(logits, range(BATCH))], [case.draw(row) for row, case in enumerate(cases)])
         assert torch.equal(logits, before), "the logits are not the sampler's to change"
         for row, case in enumerate(cases):
             expected = case.reference()
@@ -244,10 +244,10 @@ def test_a_row_meets_the_same_fate_whatever_stands_beside_it(size: int) -> None:
     draws = [case.draw(row, seed=row) for row, case in enumerate(cases)]
     logits = torch.tensor([case.logits for case in cases])
     sampler = Sampler("processed")
-    together = sampler.sample(logits, range(BATCH), draws)
+    together = sampler.sample([Source(logits, range(BATCH))], draws)
     for _ in range(4):
         order = numbers.sample(range(BATCH), numbers.randint(1, BATCH))
-        some = sampler.sample(logits, order, [draws[row] for row in order])
+        some = sampler.sample([Source(logits, order)], [draws[row] for row in order])
         for place, row in enumerate(order):
             assert (place in some.faults) == (row in together.faults)
             if row not in together.faults:
@@ -262,8 +262,8 @@ def test_a_row_keeps_its_bits_beside_rows_of_another_temperature() -> None:
     logits = torch.randn(300, generator=torch.Generator().manual_seed(1)).tolist()
     plain, scaled = (Case(logits, SamplingParams(temperature=value, logprobs=300)) for value in (1.0, 0.7))
     tensor = torch.tensor([logits])
-    alone = Sampler("processed").sample(tensor, [0], [plain.draw()]).reports[0]
-    beside = Sampler("processed").sample(tensor, [0, 0], [plain.draw(), scaled.draw(1)]).reports[0]
+    alone = Sampler("processed").sample([Source(tensor, [0])], [plain.draw()]).reports[0]
+    beside = Sampler("processed").sample([Source(tensor, [0, 0])], [plain.draw(), scaled.draw(1)]).reports[0]
     assert beside.top_logprobs.tolist() == alone.top_logprobs.tolist()
 
 
@@ -273,8 +273,8 @@ def test_a_filtered_row_keeps_its_bits_beside_one_without_a_floor() -> None:
     filtered = Case(logits, SamplingParams(top_p=0.9, logprobs=300))
     open_below = Case(logits, SamplingParams(top_k=5, allowed_token_ids=[1, 2], logprobs=300))
     tensor = torch.tensor([logits])
-    alone = Sampler("processed").sample(tensor, [0], [filtered.draw()]).reports[0]
-    beside = Sampler("processed").sample(tensor, [0, 0], [filtered.draw(), open_below.draw(1)]).reports[0]
+    alone = Sampler("processed").sample([Source(tensor, [0])], [filtered.draw()]).reports[0]
+    beside = Sampler("processed").sample([Source(tensor, [0, 0])], [filtered.draw(), open_below.draw(1)]).reports[0]
     assert beside.top_logprobs.tolist() == alone.top_logprobs.tolist()
 
 
@@ -319,7 +319,7 @@ def test_tokens_are_drawn_as_often_as_the_reference_says(number: int, monkeypatc
         for position in positions_like(len(case.output), case.params.min_tokens, DRAWS // 100)
     ]
     plain = [item._replace(rules=without_reports(rules)) for item in draws]
-    result = Sampler().sample(torch.tensor([case.logits]), [0] * len(plain), plain)
+    result = Sampler().sample([Source(torch.tensor([case.logits]), [0] * len(plain))], plain)
     counted = np.bincount(result.token_ids, minlength=len(case.logits))
     assert not result.faults
     assert set(np.flatnonzero(counted).tolist()) <= expected.kept
@@ -358,7 +358,7 @@ def drawn_from(
     """The probabilities that the sampler says it has drawn from."""
     params = SamplingParams(logprobs=len(logits), max_tokens=None, **options)
     case = Case(list(logits), params, list(prompt), list(output), frozenset(end_token_ids), tuple(bad_words))
-    result = Sampler("processed").sample(torch.tensor([case.logits]), [0], [case.draw()])
+    result = Sampler("processed").sample([Source(torch.tensor([case.logits]), [0])], [case.draw()])
     assert not result.faults, result.faults
     return [math.exp(value) for value in distribution(result.reports[0], len(logits))]
 
@@ -517,7 +517,7 @@ def test_filters_meet_a_row_with_nothing_left(filtered: dict[str, Any], temperat
     params = SamplingParams(temperature=temperature, allowed_token_ids=[0], min_tokens=1, **filtered)
     cases = [Case(logits, params, end_token_ids=frozenset([0])), Case(logits, SamplingParams(top_p=0.9))]
     draws = [case.draw(row) for row, case in enumerate(cases)]
-    result = Sampler().sample(torch.tensor([logits]), [0, 0], draws)
+    result = Sampler().sample([Source(torch.tensor([logits]), [0, 0])], draws)
     assert result.faults == {0: NOTHING_LEFT}
 
 

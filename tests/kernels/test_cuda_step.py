@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from ramify import LLM, SamplingParams
-from ramify.cuda.step import CudaStep, padded
+from ramify.cuda.step import CudaStep, Model, padded
 from ramify.outputs import RequestOutput
-from ramify.runner import Runner
 from ramify.step import DeviceStep
 from tests.conftest import CheckpointMaker
 
@@ -34,10 +33,8 @@ def engine(folder: Path, device: torch.device, *, runs_ahead: bool = True, logpr
     llm = LLM(str(folder), device=device.type, logprobs_mode=logprobs_mode, **OPTIONS)
     on_cpu = llm.core.device
     if isinstance(on_cpu, DeviceStep):
-        runner: Runner = on_cpu.runner
-        llm.core.device = CudaStep(
-            runner.decoder, runner.pool, max_num_seqs=12, max_model_len=128, logprobs_mode=logprobs_mode
-        )
+        models = [Model(runner.decoder, runner.pool) for runner in on_cpu.runners]
+        llm.core.device = CudaStep(models, max_num_seqs=12, max_model_len=128, logprobs_mode=logprobs_mode)
     if not runs_ahead:
         llm.core.device.runs_ahead = False  # type: ignore[misc]
     return llm

@@ -33,7 +33,7 @@ from ramify import (
 )
 from ramify.plan import Draw, Rules
 from ramify.sampling.draw import NoiseKeys, block_noise, draw
-from ramify.sampling.pipeline import Sampler
+from ramify.sampling.pipeline import Sampler, Source
 from tests.fake import fake_engine
 
 
@@ -511,7 +511,7 @@ def test_the_penalty_is_really_applied_as_the_engine_applies_it() -> None:
     for step in range(steps):
         logits = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(step)) * 2
         draws = [Draw("a", child, child, step, seed, (0,), rules) for child in range(siblings)]
-        theirs = sampler.sample(logits, [0] * siblings, draws).token_ids
+        theirs = sampler.sample([Source(logits, [0] * siblings)], draws).token_ids
         ours = []
         for child in range(siblings):
             penalties = [manager.compute_diversity_penalty("a", child, token) for token in range(vocabulary)]

@@ -1,0 +1,218 @@
+"""OptimalSampling: a teacher and a student, every token drawn from the optimal mixture of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any, Unpack
+
+from ramify import alpha_view
+from ramify import validation as check
+from ramify.build import build_pair
+from ramify.config import AlphaMethod, EngineConfig, EngineOptions, MixtureConfig
+from ramify.drive import run
+from ramify.errors import InvalidInputError
+from ramify.intake import Prompt, as_prompts
+from ramify.outputs import CompletionOutput, MixtureReport, RequestOutput
+from ramify.pair import Rendered
+from ramify.sampling_params import OutputKind, SamplingParams
+
+DIAGNOSTICS = tuple(name for name in MixtureReport._fields if name not in {"alpha", "is_clamped"})
+
+
+@dataclass(frozen=True)
+class OptimalOutputs:
+    """What was generated, as flat lists: one entry per sample, prompt by prompt.
+
+    `alpha_history[i]` and `diagnostics[name][i]` have one number per token of sample i. `outputs` holds the same
+    samples as one RequestOutput per prompt.
+    """
+
+    outputs: list[RequestOutput]
+    decode: Callable[[Sequence[int]], str]
+
+    @cached_property
+    def samples(self) -> list[CompletionOutput]:
+        return [sample for output in self.outputs for sample in output.outputs]
+
+    @property
+    def generated_texts(self) -> list[str]:
+        return [sample.text for sample in self.samples]
+
+    @property
+    def generated_ids(self) -> list[list[int]]:
+        return [list(sample.token_ids) for sample in self.samples]
+
+    @property
+    def num_tokens(self) -> list[int]:
+        return [len(sample.token_ids) for sample in self.samples]
+
+    @cached_property
+    def alpha_history(self) -> list[list[float]]:
+        """The teacher's weight at each token."""
+        return [[item.alpha for item in sample.mixture or ()] for sample in self.samples]
+
+    @cached_property
+    def diagnostics(self) -> dict[str, list[list[float]]]:
+        """The other numbers of MixtureReport, by name."""
+        return {
+            name: [[getattr(item, name) for item in sample.mixture or ()] for sample in self.samples]
+            for name in DIAGNOSTICS
+        }
+
+    @property
+    def alpha_stats(self) -> dict[str, float]:
+        """Over all tokens of all samples; `clamped` is the share of tokens where a bound held alpha."""
+        items = [item for sample in self.samples for item in sample.mixture or ()]
+        if not items:
+            return {"count": 0.0}
+        values = [item.alpha for item in items]
+        return {
+            "count": float(len(values)),
+            "mean": fmean(values),
+            "std": pstdev(values),
+            "min": min(values),
+            "max": max(values),
+            "clamped": fmean(item.is_clamped for item in items),
+        }
+
+    def save_alpha_history(self, path: str | Path) -> None:
+        """One JSON object per sample: its text, its tokens, alpha and every diagnostic per token."""
+        alpha_view.write_history(Path(path), self.outputs)
+
+    def plot(self, path: str | Path, *, sample: int = 0) -> None:
+        """One sample as a page (.html: its text coloured by alpha, and curves) or as curves alone (.png, .svg, .pdf).
+
+        The curves are alpha and both KL divergences over the tokens; pictures need matplotlib.
+        """
+        if not 0 <= sample < len(self.samples):
+            raise InvalidInputError(f"sample must be in 0..{len(self.samples) - 1}, got {sample}")
+        chosen = self.samples[sample]
+        pieces = alpha_view.token_texts(chosen.token_ids, self.decode)
+        alpha_view.write_plot(Path(path), pieces, chosen.mixture or ())
+
+
+class OptimalSampling:
+    """Two models, one distribution: q* = theta^(1 - alpha) teacher^alpha / Z at every token.
+
+    Each model sees a prompt of its own (and its own system prompt and chat template); both follow the same tokens. Two
+    names for the same files are loaded once. The options are those of `LLM`, and hold for both models together.
+    """
+
+    def __init__(
+        self,
+        model_teacher: str,
+        model_theta: str,
+        *,
+        alpha_method: AlphaMethod = "kl_symmetry",
+        alpha: float | None = None,
+        alpha_min: float = 0.0,
+        alpha_max: float = 1.0,
+        teacher_system_prompt: str | None = None,
+        theta_system_prompt: str | None = None,
+        enable_chat_template: bool = False,
+        teacher_top_k: int = -1,
+        teacher_top_p: float = 1.0,
+        force_teacher_first_token: bool = False,
+        force_teacher_special_tokens: bool = False,
+        say: Callable[[str], None] = lambda _: None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        self.mixture_config = MixtureConfig(
+            alpha_method=alpha_method,
+            alpha=alpha,
+            alpha_min=alpha_min,
+            alpha_max=alpha_max,
+            teacher_top_k=teacher_top_k,
+            teacher_top_p=teacher_top_p,
+            force_teacher_first_token=force_teacher_first_token,
+            force_teacher_special_tokens=force_teacher_special_tokens,
+        )
+        for name, value in (
+            ("teacher_system_prompt", teacher_system_prompt),
+            ("theta_system_prompt", theta_system_prompt),
+        ):
+            if value is not None:
+                check.text(name, value)
+        check.boolean("enable_chat_template", enable_chat_template)
+        engine = build_pair(
+            EngineConfig.from_options(model=model_teacher, **options),
+            EngineConfig.from_options(model=model_theta, **options),
+            self.mixture_config,
+            system_prompts=(teacher_system_prompt, theta_system_prompt),
+            enable_chat_template=enable_chat_template,
+            say=say,
+        )
+        self.config = engine.config
+        self.core = engine.core
+        self.tokenizer = engine.codec.tokenizer
+        self.max_model_len = engine.max_model_len
+        self.loads_one_checkpoint = len(engine.decoders) == 1
+        self._codec = engine.codec
+        self._intake = engine.intake
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        theta_prompts: Prompt | Sequence[Prompt] | None = None,
+        *,
+        n: int = 1,
+        max_tokens: int | None = 512,
+        temperature: float = 0.8,
+        seed: int | None = None,
+        use_tqdm: bool = True,
+        **fields_of_sampling_params: Any,
+    ) -> OptimalOutputs:
+        """n samples of every prompt; `theta_prompts` are what the student sees instead (default: the same).
+
+        Further options are fields of SamplingParams. A bad prompt or option raises before anything starts.
+        """
+        params = SamplingParams(
+            n=n, max_tokens=max_tokens, temperature=temperature, seed=seed, **fields_of_sampling_params
+        )
+        if params.output_kind is not OutputKind.FINAL_ONLY:
+            raise InvalidInputError("output_kind must be 'final_only': generate returns when all is done")
+        requests = [
+            self._intake.request(prompt, params, theta_prompt=theta_prompt)
+            for prompt, theta_prompt in zip(*_paired(prompts, theta_prompts), strict=True)
+        ]
+        return OptimalOutputs(run(self.core, requests, use_tqdm=use_tqdm), self._codec.decode)
+
+    def render(
+        self, prompts: Prompt | Sequence[Prompt], theta_prompts: Prompt | Sequence[Prompt] | None = None
+    ) -> list[tuple[Rendered, Rendered]]:
+        """What the models will see of these prompts, as (teacher's, student's): to look at before spending time."""
+        return [self._intake.render(*pair) for pair in zip(*_paired(prompts, theta_prompts), strict=True)]
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Counters since the start: the engine's, and what was computed for each model.
+
+        Where both are one checkpoint they draw on one cache, and its blocks are told for both.
+        """
+        managers = self.core.scheduler.managers
+        told = {"engine": self.core.stats()}
+        for role, name in enumerate(("teacher", "theta")):
+            counts, manager = self.core.metrics.tracks[role], managers[min(role, len(managers) - 1)]
+            told[name] = {
+                "positions_computed": counts.num_positions,
+                "prompt_tokens_computed": counts.num_prompt_tokens,
+                "prompt_tokens_cached": counts.num_cached_tokens,
+                "blocks_total": manager.num_blocks,
+                "blocks_in_use": manager.num_in_use,
+            }
+        return told
+
+    def reset_prefix_cache(self) -> None:
+        """Later prompts find nothing of earlier ones, in either model."""
+        self.core.reset_prefix_cache()
+
+
+def _paired(prompts: Any, theta_prompts: Any) -> tuple[list[Prompt], list[Prompt]]:
+    teacher = as_prompts(prompts)
+    theta = teacher if theta_prompts is None else as_prompts(theta_prompts)
+    if len(teacher) != len(theta):
+        raise InvalidInputError(f"theta_prompts must be one per prompt: got {len(theta)} for {len(teacher)} prompts")
+    return teacher, theta
