@@ -1,8 +1,9 @@
 """The decode attention kernels on a GPU, one layer at a time, beside SDPA and beside the memory's speed.
 
-Regime: 256 rows in bfloat16, one query each. Own positions are bound by reading keys and values once; a shared prefix
-is bound by arithmetic, because 256 rows meet every key. Each time is that of a CUDA graph over several layers with keys
-and values of their own (one layer's prefix would stay in the cache, as it never does in a model), over their number.
+Regime: 1 to 256 rows in bfloat16, one query each. Own positions are bound by reading keys and values once; a shared
+prefix is bound by arithmetic, because 256 rows meet every key. Each time is that of a CUDA graph over several layers
+with keys and values of their own (one layer's prefix would stay in the cache, as it never does in a model), over their
+number.
 
     python bench/kernels.py [--shape NAME] [--sweep] [--top 5]
 
@@ -31,7 +32,8 @@ from ramify.kernels.work_list import OWN_SPLIT, PREFIX_SPLIT
 from ramify.plan import SharedPrefix
 
 BANDWIDTH = 4.2e12  # bytes a second that a copy reaches on an H200
-LAYERS, REPEATS, BLOCK_SIZE = 6, 15, 16
+FEWEST_LAYERS, MOST_LAYERS, REPEATS, BLOCK_SIZE = 6, 36, 15, 16
+BYTES = 200_000_000  # of keys and values: more than the cache keeps
 DTYPE = torch.bfloat16
 Options = Mapping[str, int]
 
@@ -52,6 +54,9 @@ class Shape:
 
 
 SHAPES = (
+    Shape("teacher1 (Qwen2.5-3B)", 16, 2, 0, (384, 384), rows=1),
+    Shape("teacher32 (Qwen2.5-3B)", 16, 2, 0, (128, 640), rows=32),
+    Shape("student32 (Qwen2.5-1.5B)", 12, 2, 0, (128, 640), rows=32),
     Shape("plain256 (Qwen3-0.6B)", 16, 8, 0, (128, 384)),
     Shape("fan1x256@8k (Qwen2.5-1.5B)", 12, 2, 8192, (128, 128)),
     Shape("fan1x256@16k (Qwen2.5-7B)", 28, 4, 16384, (128, 128)),
@@ -71,8 +76,10 @@ class Layers:
         blocks = numbers.permutation(prefix_blocks + shape.rows * own_blocks).astype(np.int32)
         shared = np.broadcast_to(blocks[:prefix_blocks], (shape.rows, prefix_blocks))
         self.tables = np.concatenate((shared, blocks[prefix_blocks:].reshape(shape.rows, own_blocks)), axis=1)
+        size = len(blocks) * BLOCK_SIZE * shape.bytes_per_position
+        count = min(max(FEWEST_LAYERS, -(-BYTES // size)), MOST_LAYERS)
         self.kv = torch.empty(
-            LAYERS, len(blocks) * BLOCK_SIZE, 2, shape.kv_heads, shape.head_dim, dtype=DTYPE, device="cuda"
+            count, len(blocks) * BLOCK_SIZE, 2, shape.kv_heads, shape.head_dim, dtype=DTYPE, device="cuda"
         ).normal_()
         self.queries = torch.randn(shape.rows, shape.heads, shape.head_dim, dtype=DTYPE, device="cuda")
         self.out = torch.empty(shape.rows, shape.heads * shape.head_dim, dtype=DTYPE, device="cuda")
@@ -133,7 +140,7 @@ def sdpa_microseconds(shape: Shape, queries_per_kv_head: int, batch: int, length
     """Dense attention over contiguous keys and values."""
     heads = shape.kv_heads if batch == 1 else shape.heads
     q = torch.randn(batch, heads, queries_per_kv_head, shape.head_dim, dtype=DTYPE, device="cuda")
-    kv = torch.randn(LAYERS, 2, batch, shape.kv_heads, length, shape.head_dim, dtype=DTYPE, device="cuda")
+    kv = torch.randn(FEWEST_LAYERS, 2, batch, shape.kv_heads, length, shape.head_dim, dtype=DTYPE, device="cuda")
 
     def launch(layer: Tensor) -> None:
         F.scaled_dot_product_attention(q, layer[0], layer[1], enable_gqa=batch > 1)
@@ -177,12 +184,17 @@ def report(layers: Layers) -> dict[str, float]:
         lambda layer: paged.attend(layers.queries, layer, layers.out, with_prefix=with_prefix), layers.kv
     )
     show("all", time, speed(own_bytes + shape.prefix * shape.bytes_per_position, time))
+    if not with_prefix:
+        for own_split, block_n in product((64, 128, 256, 512), (32, 64, 128)):
+            if block_n <= own_split:
+                time = decode_time(layers, own_split, block_n=block_n)
+                show(f"all, cut at {own_split} by {block_n}", time, speed(own_bytes, time))
     return result
 
 
 def decode_time(layers: Layers, own_split: int, **options: int) -> float:
     paged = layers.paged(own_split=own_split, decode_options=options)
-    return microseconds(lambda layer: paged.attend_own(layers.queries, layer), layers.kv)
+    return microseconds(lambda layer: paged.attend_own(layers.queries, layer, layers.out), layers.kv)
 
 
 def prefix_and_merge_time(layers: Layers, prefix_split: int, **options: int) -> float:

@@ -1,9 +1,9 @@
 """Where the time of one decode step goes on a GPU: matrix products, attention, sampler, the rest, and the host.
 
-    python bench/step.py [--shape 0.6B] [--rows 256] [--length 256]
+    python bench/step.py [--shape 0.6B] [--rows 256] [--length 256] [--without overlap products]
 
 Device times are sums of kernels of one step, by torch's profiler; the host's is what a step takes when the device's
-work is left out of it.
+work is left out of it. --without: kernels that wait for the one before them to end; cuBLAS for every product.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gpu import SHAPES, engine  # type: ignore[import-not-found]
 
 from ramify import SamplingParams
+from ramify.attention import paged
+from ramify.cuda import forward, products
 from ramify.cuda.step import CudaStep
 from ramify.request import Request
 
@@ -33,7 +35,7 @@ PARTS = {
     "attention": ("_decode", "_prefix", "_merge", "flash"),
     "sampler": ("_score_blocks", "_keep_above", "_draw_tokens", "_find_floors", "_report"),
     "norm, rope, activation": ("_add_rms_norm", "_rope_and_write", "_silu_and_multiply"),
-    "products": ("gemm", "gemv", "cutlass", "splitK", "nvjet", "cublas"),
+    "products": ("_row_product", "_few_rows", "gemm", "gemv", "cutlass", "splitK", "nvjet", "cublas"),
 }
 
 
@@ -47,6 +49,15 @@ class _Nothing:
         return replace(real, graph=cls())
 
 
+def leave_out(names: list[str]) -> None:
+    if "overlap" in names:
+        for module in (forward, products, paged):
+            module.can_overlap = lambda _: False  # type: ignore[attr-defined]
+    if "products" in names:
+        products.has_one_row = lambda x: False  # noqa: ARG005
+        products.has_few_rows = lambda x: False  # noqa: ARG005
+
+
 def part_of(kernel: str) -> str:
     return next((part for part, names in PARTS.items() if any(name in kernel for name in names)), "other")
 
@@ -57,7 +68,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--without", nargs="+", choices=["overlap", "products"], default=[])
     options = parser.parse_args()
+    leave_out(options.without)
     with tempfile.TemporaryDirectory() as folder:
         llm = engine(options.shape, Path(folder))
     for number in range(options.rows):
@@ -96,6 +109,7 @@ def main() -> None:
         print(f"        {milliseconds:8.3f} ms  {kernel[:90]}")
     facts = {
         "shape": options.shape,
+        "without": options.without,
         "rows": options.rows,
         "step_ms": round(whole * 1e3, 3),
         "host_ms": round(host * 1e3, 3),

@@ -1,7 +1,8 @@
 """Decode attention on a GPU: buffers that outlive a step, so that a CUDA graph of the kernels stays valid.
 
 once a step     write_list      a WorkList to the device, in one copy
-once a layer    attend          [prefix_attention ->] decode_attention -> merge
+once a layer    attend          decode_attention, or with shared prefixes
+                                prefix_attention -> decode_attention -> merge
 
 the list, one int32 buffer
 | header | first_part | num_parts | groups | members | own items | prefix items |  unused  |
@@ -20,6 +21,7 @@ from torch import Tensor
 from ramify.kernels import decode_attention as decode
 from ramify.kernels import prefix_attention as prefix
 from ramify.kernels.merge import merge
+from ramify.kernels.overlap import can_overlap
 from ramify.kernels.work_list import GROUP_FIELDS, OWN_SPLIT, PREFIX_FIELDS, PREFIX_SPLIT, WorkList, build_work_list
 from ramify.plan import SharedPrefix
 
@@ -56,7 +58,9 @@ class PagedDecode:
         processors = _PROCESSORS_WITHOUT_A_GPU
         if device.type == "cuda":
             processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self._decode_options = {"num_programs": processors * decode.PROGRAMS_PER_PROCESSOR, **(decode_options or {})}
+        self._processors, self._kv_heads = processors, kv_heads
+        self._decode_options = dict(decode_options or {})
+        self._overlap = can_overlap(device)
         self._prefix_options = {
             "num_programs": processors * prefix.PROGRAMS_PER_PROCESSOR,
             "block_m": prefix.BLOCK_M[dtype.itemsize],
@@ -72,6 +76,7 @@ class PagedDecode:
         self.tables = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device)
         self._partials = torch.empty(max_parts, heads, head_dim, dtype=torch.float32, device=device)
         self._lse = torch.empty(max_parts, heads, dtype=torch.float32, device=device)
+        self._arrived = torch.zeros(max_rows, kv_heads, dtype=torch.int32, device=device)
 
         rows = -(-max_rows // _ALIGNED) * _ALIGNED
         self._sections = [_HEADER + rows * number for number in (0, 1, 2, 2 + GROUP_FIELDS, 3 + GROUP_FIELDS)]
@@ -130,13 +135,15 @@ class PagedDecode:
     def attend(self, queries: Tensor, kv_layer: Tensor, out: Tensor, *, with_prefix: bool) -> None:
         """queries (rows, heads, head_dim), kv_layer (slots, 2, kv_heads, head_dim) -> out (rows, heads * head_dim).
 
-        Allocates nothing and waits for nothing. Without prefix the list must hold no shared prefixes: the parts that
-        the other kernel would write are merged as they were.
+        Allocates nothing and waits for nothing. Without prefix the list must hold no shared prefixes: who counts the
+        parts would wait for some that nobody writes.
         """
         if with_prefix:
             self.attend_shared(queries, kv_layer)
-        self.attend_own(queries, kv_layer)
-        self.merge_parts(out)
+            self.attend_own(queries, kv_layer)
+            self.merge_parts(out)
+        else:
+            self.attend_own(queries, kv_layer, out)
 
     def attend_shared(self, queries: Tensor, kv_layer: Tensor) -> None:
         prefix.prefix_attention(
@@ -154,7 +161,14 @@ class PagedDecode:
             **self._prefix_options,
         )
 
-    def attend_own(self, queries: Tensor, kv_layer: Tensor) -> None:
+    def attend_own(self, queries: Tensor, kv_layer: Tensor, out: Tensor | None = None) -> None:
+        """Writes parts or, where an output is given, what they come to."""
+        merging = None
+        if out is not None:
+            merging = decode.Merging(self._first_part, self._num_parts, self._arrived, out)
+        # Where rows are few, programs that would find nothing to do take their time to start and end.
+        expected = queries.shape[0] * self._kv_heads * decode.PARTS_OF_A_ROW
+        programs = min(max(expected, self._processors), self._processors * decode.PROGRAMS_PER_PROCESSOR)
         decode.decode_attention(
             queries,
             kv_layer,
@@ -163,8 +177,10 @@ class PagedDecode:
             self._list,
             self._partials,
             self._lse,
+            merging,
             block_size=self._block_size,
-            **self._decode_options,
+            overlap=self._overlap,
+            **{"num_programs": programs, **self._decode_options},
         )
 
     def merge_parts(self, out: Tensor) -> None:

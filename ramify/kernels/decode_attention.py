@@ -3,7 +3,12 @@
     items            (row, kv_start, kv_end, part)          one stretch of one row
     programs         p, p + P, p + 2P, ...                  through items x key-value heads, heads fastest
     one item         the query heads of one key-value head, as a tile of at least 16, walk the stretch
-    writes           partials[part, heads], lse[part, heads]
+    writes           out[row], where the row has one part (zeros where it has none: padding); else
+                     partials[part, heads], lse[part, heads]
+
+A row's parts become its output here too, unless shared prefixes are read beside (then `merge` follows): whoever writes
+the last of them, known by a counter per row and key-value head that goes back to 0, adds them up in their order, so the
+result does not depend on who that was.
 
 The number of programs is fixed and the number of items is read on the device, so a CUDA graph outlives its lists.
 NaN among a row's queries, keys or values reaches the parts of that row and no other.
@@ -11,17 +16,31 @@ NaN among a row's queries, keys or values reaches the parts of that row and no o
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ramify.kernels.overlap import launch_options, start_next, wait_for_last
 from ramify.kernels.walk import LOG2_OF_E, begin, finish, walk
 
 BLOCK_N = 64
 NUM_WARPS = 4
 NUM_STAGES = 3
 PROGRAMS_PER_PROCESSOR = 8
+PARTS_OF_A_ROW = 4  # as many as one launch has programs for, where rows are few
 FEWEST_QUERIES = 16  # what a matrix product takes
+
+
+class Merging(NamedTuple):
+    """What turns parts into outputs: where each row's parts begin and how many they are, int32 (rows,); how many of
+    them are there already, int32 (rows, kv_heads), all 0 between launches; and out (rows, heads * head_dim)."""
+
+    first_part: Tensor
+    num_parts: Tensor
+    arrived: Tensor
+    out: Tensor
 
 
 @triton.jit
@@ -33,8 +52,14 @@ def _decode(  # type: ignore[no-untyped-def]
     items,
     partials,
     lse,
+    first_part,
+    num_parts,
+    arrived,
+    out,
+    rows,
     query_stride,
     table_stride,
+    out_stride,
     scale,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -42,7 +67,11 @@ def _decode(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    MERGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    start_next(OVERLAP)
+    wait_for_last(OVERLAP)
     num_items = tl.load(count)
     first_item = items + tl.load(count + 1)
     dim = tl.arange(0, HEAD_DIM)
@@ -80,8 +109,55 @@ def _decode(  # type: ignore[no-untyped-def]
         )
         output, score = finish(output, total, peak)
         target = part * (KV_HEADS * GROUP) + head
-        tl.store(partials + target[:, None] * HEAD_DIM + dim[None, :], output, mask=real[:, None])
-        tl.store(lse + target, score, mask=real)
+        place = out + row * out_stride + head[:, None] * HEAD_DIM + dim[None, :]
+        if MERGES:
+            of_row = tl.load(num_parts + row)
+            if of_row == 1:
+                tl.store(place, output.to(out.dtype.element_ty), mask=real[:, None])
+            else:
+                tl.store(partials + target[:, None] * HEAD_DIM + dim[None, :], output, mask=real[:, None])
+                tl.store(lse + target, score, mask=real)
+                tl.debug_barrier()  # all of this program's part is written before it is counted
+                before = tl.atomic_add(arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel")
+                if before == of_row - 1:
+                    first = tl.load(first_part + row).to(tl.int64) * (KV_HEADS * GROUP) + head
+                    merged = _merged(partials, lse, first, of_row, real, KV_HEADS * GROUP, PADDED_GROUP, HEAD_DIM)
+                    tl.store(place, merged.to(out.dtype.element_ty), mask=real[:, None])
+                    tl.store(arrived + row * KV_HEADS + kv_head, 0)
+        else:
+            tl.store(partials + target[:, None] * HEAD_DIM + dim[None, :], output, mask=real[:, None])
+            tl.store(lse + target, score, mask=real)
+    if MERGES:
+        for padding in range(tl.program_id(0), rows, tl.num_programs(0)):
+            if tl.load(num_parts + padding) == 0:
+                nothing = tl.zeros([PADDED_GROUP, HEAD_DIM], dtype=out.dtype.element_ty)
+                for kv_head in range(KV_HEADS):
+                    head = kv_head * GROUP + query
+                    place = out + padding * out_stride + head[:, None] * HEAD_DIM + dim[None, :]
+                    tl.store(place, nothing, mask=real[:, None])
+
+
+@triton.jit
+def _merged(  # type: ignore[no-untyped-def]
+    partials, lse, source, count, real, HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr
+):
+    """`count` parts of some heads, the first at `source`, by log-sum-exp. Past the first cache, which knows only what
+    this processor wrote."""
+    dim = tl.arange(0, HEAD_DIM)
+    output, total, peak = begin(PADDED_GROUP, HEAD_DIM)
+    for part in tl.range(0, count, loop_unroll_factor=4):
+        at = source + part * HEADS
+        score = tl.load(lse + at, mask=real, other=0.0, cache_modifier=".cg")
+        values = tl.load(
+            partials + at[:, None] * HEAD_DIM + dim[None, :], mask=real[:, None], other=0.0, cache_modifier=".cg"
+        )
+        new_peak = tl.maximum(peak, score)  # finite: every part has seen a position
+        weight = tl.exp(score - new_peak)
+        shrink = tl.exp(peak - new_peak)
+        output = output * shrink[:, None] + values * weight[:, None]
+        total = total * shrink + weight
+        peak = new_peak
+    return output / total[:, None]
 
 
 def decode_attention(
@@ -92,17 +168,19 @@ def decode_attention(
     items: Tensor,
     partials: Tensor,
     lse: Tensor,
+    merging: Merging | None,
     /,
     *,
     block_size: int,
     num_programs: int,
+    overlap: bool = False,
     block_n: int = BLOCK_N,
     num_warps: int = NUM_WARPS,
     num_stages: int = NUM_STAGES,
 ) -> None:
     """queries (rows, heads, head_dim), each row contiguous; kv (slots, 2, kv_heads, head_dim); tables int32 (rows,
     max_blocks); count int32 (2,): the number of items, and where in `items` (flat int32) the first begins; partials
-    float32 (parts, heads, head_dim) and lse float32 (parts, heads) are written."""
+    float32 (parts, heads, head_dim) and lse float32 (parts, heads) are written; with `merging`, outputs are."""
     _, heads, head_dim = queries.shape
     kv_heads = kv.shape[2]
     group = heads // kv_heads
@@ -114,8 +192,12 @@ def decode_attention(
         items,
         partials,
         lse,
+        *((count,) * 3 if merging is None else (merging.first_part, merging.num_parts, merging.arrived)),
+        partials if merging is None else merging.out,
+        queries.shape[0],
         queries.stride(0),
         tables.stride(0),
+        0 if merging is None else merging.out.stride(0),
         head_dim**-0.5 * LOG2_OF_E,
         KV_HEADS=kv_heads,
         GROUP=group,
@@ -123,6 +205,8 @@ def decode_attention(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         BLOCK_N=block_n,
+        MERGES=merging is not None,
         num_warps=num_warps,
         num_stages=num_stages,
+        **launch_options(overlap),
     )

@@ -1,6 +1,6 @@
 """From one packed product to rotated queries and a written cache.
 
-    qkv row   [ query heads | key heads | value heads ]
+    qkv row   [ query heads | key heads | value heads ]      parts of a product, added up here
                     |             |            |
                norm, turn    norm, turn        |          norm where the model has one (Qwen3)
                     |             |            |
@@ -15,11 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ramify.kernels.overlap import launch_options, start_next, wait_for_last
+from ramify.kernels.parts import Parts, sum_of_parts
+
 HEADS_AT_ONCE = 8
 
 
 def rope_and_write(
-    qkv: Tensor,
+    qkv: Parts,
     positions: Tensor,
     slots: Tensor,
     frequencies: Tensor,
@@ -30,8 +33,9 @@ def rope_and_write(
     query_norm: Tensor | None = None,
     key_norm: Tensor | None = None,
     eps: float = 0.0,
+    overlap: bool = False,
 ) -> None:
-    """qkv (T, (heads + 2 * kv_heads) * head_dim), positions and slots (T,), frequencies (head_dim / 2,) float32.
+    """qkv: parts of (T, (heads + 2 * kv_heads) * head_dim), positions, slots (T,), frequencies (head_dim / 2,) float32.
 
     Queries go to queries (T, heads, head_dim), keys and values to kv_layer (slots, 2, kv_heads, head_dim).
     Norm weights are (head_dim,), both or none.
@@ -43,7 +47,8 @@ def rope_and_write(
     assert has_norm == (key_norm is not None), "queries and keys are normed alike"
     assert queries.stride()[1:] == kv_layer.stride()[2:] == (head_dim, 1), "the heads of a token lie in one piece"
     _rope_and_write[(tokens, triton.cdiv(all_heads, HEADS_AT_ONCE))](
-        qkv,
+        qkv.values,
+        qkv.values if qkv.bias is None else qkv.bias,
         positions,
         slots,
         frequencies,
@@ -51,7 +56,8 @@ def rope_and_write(
         frequencies if key_norm is None else key_norm,
         queries,
         kv_layer,
-        qkv.stride(0),
+        qkv.values.stride(0),
+        qkv.values.stride(1),
         queries.stride(0),
         kv_layer.stride(0),
         kv_layer.stride(1),
@@ -63,13 +69,17 @@ def rope_and_write(
         half_width=triton.next_power_of_2(head_dim // 2),
         heads_at_once=HEADS_AT_ONCE,
         has_norm=has_norm,
+        num_parts=qkv.values.shape[0],
+        has_bias=qkv.bias is not None,
         num_warps=4,
+        **launch_options(overlap),
     )
 
 
 @triton.jit
 def _rope_and_write(
     qkv: tl.tensor,
+    bias: tl.tensor,
     positions: tl.tensor,
     slots: tl.tensor,
     frequencies: tl.tensor,
@@ -77,6 +87,7 @@ def _rope_and_write(
     key_norm: tl.tensor,
     queries: tl.tensor,
     kv_layer: tl.tensor,
+    qkv_part_stride: tl.tensor,
     qkv_stride: tl.tensor,
     queries_stride: tl.tensor,
     slot_stride: tl.tensor,
@@ -89,7 +100,12 @@ def _rope_and_write(
     half_width: tl.constexpr,
     heads_at_once: tl.constexpr,
     has_norm: tl.constexpr,
+    num_parts: tl.constexpr,
+    has_bias: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
+    start_next(OVERLAP)
+    wait_for_last(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     if slot >= 0:
@@ -101,10 +117,11 @@ def _rope_and_write(
         inside = (head < heads + 2 * kv_heads) & (lane < half)
 
         # A head as its two halves: lane i turns with lane i of the other half.
-        source = qkv + token * qkv_stride + head * head_dim + lane
-        first = tl.load(source, mask=inside, other=0.0)
-        second = tl.load(source + half, mask=inside, other=0.0)
-        dtype = first.dtype
+        place = head * head_dim + lane
+        source = qkv + token * qkv_stride + place
+        dtype: tl.constexpr = queries.dtype.element_ty
+        first = sum_of_parts(source, qkv_part_stride, bias + place, inside, dtype, num_parts, has_bias)
+        second = sum_of_parts(source + half, qkv_part_stride, bias + place + half, inside, dtype, num_parts, has_bias)
         x, y = first.to(tl.float32), second.to(tl.float32)
         if has_norm:
             scale = tl.rsqrt((tl.sum(x * x, axis=1) + tl.sum(y * y, axis=1)) / head_dim + eps)[:, None]

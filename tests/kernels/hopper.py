@@ -14,12 +14,16 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from ramify.cuda import products
 from ramify.kernels.activation import silu_and_multiply
 from ramify.kernels.draw import BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
+from ramify.kernels.few_rows_product import few_rows_gate_up, few_rows_product
 from ramify.kernels.floors import FloorScratch, find_floors
 from ramify.kernels.norm import add_rms_norm
+from ramify.kernels.parts import Parts
 from ramify.kernels.reports import Processing, Reports, report
 from ramify.kernels.rope_write import rope_and_write
+from ramify.kernels.row_product import Norm, row_gate_up, row_product
 
 CPU = torch.device("cpu")
 
@@ -52,11 +56,12 @@ def layers(dtype: torch.dtype) -> None:
     tokens, hidden, heads, kv_heads, head_dim = 2, 1024, 16, 8, 128
     x = torch.zeros(tokens, hidden, dtype=dtype)
     numbers = torch.zeros(tokens, dtype=torch.int64)
-    add_rms_norm(x, x.clone(), x[0], 1e-6, x.clone())
+    for overlap in (False, True):
+        add_rms_norm(x, Parts(torch.zeros(8, tokens, hidden), x[0]), x[0], 1e-6, x.clone(), overlap=overlap)
     silu_and_multiply(torch.zeros(tokens, 2 * hidden, dtype=dtype), x)
     for norm in (None, torch.zeros(head_dim, dtype=dtype)):
         rope_and_write(
-            torch.zeros(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype),
+            Parts.whole(torch.zeros(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)),
             numbers,
             numbers,
             torch.zeros(head_dim // 2),
@@ -66,7 +71,24 @@ def layers(dtype: torch.dtype) -> None:
             query_norm=norm,
             key_norm=norm,
             eps=1e-6,
+            overlap=True,
         )
+
+
+def products_of_few_rows(dtype: torch.dtype) -> None:
+    hidden, inner = 1536, 8960
+    weight = torch.zeros(2 * inner, hidden, dtype=dtype)
+    one = weight[:1]
+    norm = Norm(weight[0], 1e-6)
+    row_product(one, weight, torch.zeros(1, 2 * inner, dtype=dtype), norm=norm, bias=weight[:, 0], overlap=True)
+    row_product(one, weight, torch.zeros(1, 2 * inner, dtype=dtype), adds=True, overlap=True)
+    row_product(one, weight, torch.zeros(1, 2 * inner), overlap=True)
+    row_gate_up(one, weight, torch.zeros(1, inner, dtype=dtype), norm=norm, overlap=True)
+    for rows in (2, 32, 64):
+        x = torch.zeros(rows, hidden, dtype=dtype)
+        tiles = products.tiles_for(2048, hidden)
+        few_rows_product(x, weight[:2048], torch.zeros(tiles.splits, rows, 2048), tiles, overlap=True)
+        few_rows_gate_up(x, weight, torch.zeros(rows, inner, dtype=dtype), products.GATE_UP_TILES, overlap=True)
 
 
 def sampler(vocab_size: int) -> None:
@@ -88,4 +110,5 @@ def sampler(vocab_size: int) -> None:
 if __name__ == "__main__":
     compile_instead_of_running()
     layers(torch.bfloat16)
+    products_of_few_rows(torch.bfloat16)
     sampler(151_936)

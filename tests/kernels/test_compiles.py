@@ -18,6 +18,9 @@ KERNELS = {
     "_draw_tokens",
     "_report",
     "_count_larger",
+    "_row_product",
+    "_few_rows_product",
+    "_few_rows_gate_up",
 }
 
 

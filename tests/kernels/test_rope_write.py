@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ramify.kernels.parts import Parts
 from ramify.kernels.rope_write import rope_and_write
 from ramify.models.rope import RopeConfig, inverse_frequencies, rotate
 
@@ -34,13 +35,28 @@ def _expected(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize("num_parts", [1, 3])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 2, 128), (3, 1, 96), (2, 2, 8)])
 def test_rope_and_write(
-    device: torch.device, dtype: torch.dtype, has_norm: bool, heads: int, kv_heads: int, head_dim: int
+    device: torch.device,
+    dtype: torch.dtype,
+    num_parts: int,
+    has_norm: bool,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
 ) -> None:
+    """Of a product in one piece, and of one in float32 parts whose bias is still to be added."""
     torch.manual_seed(heads)
     tokens, num_slots, scale = 6, 40, 1.25
-    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim, device=device).to(dtype)
+    width = (heads + 2 * kv_heads) * head_dim
+    if num_parts == 1:
+        parts = Parts.whole(torch.randn(tokens, width, device=device).to(dtype))
+        qkv = parts.values[0]
+    else:
+        values, bias = torch.randn(num_parts, tokens, width, device=device), torch.randn(width, device=device).to(dtype)
+        parts = Parts(values, bias)
+        qkv = (values[0] + values[1] + values[2] + bias.float()).to(dtype)
     positions = torch.tensor([0, 1, 17, 500, 8191, 3], device=device)
     slots = torch.tensor([5, 0, -1, 39, 7, -9], device=device)
     frequencies = inverse_frequencies(RopeConfig(), head_dim).to(device)
@@ -50,7 +66,7 @@ def test_rope_and_write(
     queries = torch.full((tokens, heads, head_dim), UNTOUCHED, dtype=dtype, device=device)
     kv_layer = torch.full((num_slots, 2, kv_heads, head_dim), UNTOUCHED, dtype=dtype, device=device)
     rope_and_write(
-        qkv,
+        parts,
         positions,
         slots,
         frequencies,

@@ -1,0 +1,49 @@
+"""Kernels that start while the one before them ends (programmatic dependent launch, on Hopper and later).
+
+    kernel n      |== start_next ========= writes ==|
+    kernel n + 1        |== start_next, reads weights ..... wait_for_last == reads what n wrote =====|
+
+Every kernel of a chain says `start_next` at once and `wait_for_last` before it touches anything that another kernel
+writes or reads: the wait ends when the kernel before has ended, and that one ended after its own wait. What nobody
+writes (weights) may be read before. Without the launch option both do nothing.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@cache
+def can_overlap(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def launch_options(overlap: bool) -> dict[str, bool]:
+    """Keyword arguments of a launch; the interpreter knows no such option."""
+    return {"OVERLAP": True, "launch_pdl": True} if overlap else {"OVERLAP": False}
+
+
+@triton.jit
+def start_next(OVERLAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    if OVERLAP:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_last(OVERLAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    if OVERLAP:
+        gdc_wait()
+
+
+@triton.jit
+def prefetch(pointers, OVERLAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Brings the lines of memory at these pointers into the cache, for reads after the wait."""
+    if OVERLAP:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+        )

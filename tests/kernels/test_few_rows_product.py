@@ -1,0 +1,99 @@
+"""Products of a few rows against float64: any shape, any cut, and a row's bits whoever stands beside it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ramify.cuda.products import tiles_for
+from ramify.kernels.few_rows_product import Tiles, few_rows_gate_up, few_rows_product, padded_rows
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+ROWS = [2, 16, 17, 64]
+
+
+def check(out: Tensor, expected: Tensor) -> None:
+    tolerance = TOLERANCE[out.dtype]
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(out.double() / scale, expected / scale, atol=tolerance, rtol=tolerance)
+
+
+def factors(device: torch.device, dtype: torch.dtype, rows: int, outputs: int, columns: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(rows)
+    x = torch.randn(rows, columns, device=device).to(dtype)
+    return x, (torch.randn(outputs, columns, device=device) / columns**0.5).to(dtype)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(
+    ("outputs", "columns", "tiles"),
+    [
+        (64, 128, Tiles(32, 64, 2, 4)),
+        (72, 112, Tiles(32, 32, 2, 4)),  # no tile divides either
+        (40, 320, Tiles(16, 64, 2, 4, splits=2)),  # splits of 3 and 2 tiles
+        (33, 208, Tiles(32, 64, 2, 4, splits=4)),  # the last one shorter than a tile
+        (16, 64, Tiles(16, 64, 2, 4, splits=4)),  # splits with nothing to do
+    ],
+)
+def test_few_rows_product(
+    device: torch.device, dtype: torch.dtype, rows: int, outputs: int, columns: int, tiles: Tiles
+) -> None:
+    x, weight = factors(device, dtype, rows, outputs, columns)
+    parts = torch.full((tiles.splits, rows, outputs), torch.nan, device=device)
+    few_rows_product(x, weight, parts, tiles)
+    check(parts.sum(0), x.double() @ weight.double().t())
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("inner", "columns"), [(64, 128), (50, 112)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_few_rows_gate_up(
+    device: torch.device, dtype: torch.dtype, rows: int, inner: int, columns: int, has_bias: bool
+) -> None:
+    x, weight = factors(device, dtype, rows, 2 * inner, columns)
+    bias = torch.randn(2 * inner, device=device).to(dtype) if has_bias else None
+    out = torch.full((rows, inner), torch.nan, dtype=dtype, device=device)
+    few_rows_gate_up(x, weight, out, Tiles(32, 64, 2, 4), bias=bias)
+    both = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
+    gate, up = both.chunk(2, dim=-1)
+    check(out, F.silu(gate) * up)
+
+
+def test_inputs_may_be_a_slice_of_something_wider(device: torch.device) -> None:
+    wide = torch.full((20, 160), torch.nan, device=device)
+    x, weight = factors(device, torch.float32, 20, 48, 96)
+    wide[:, :96] = x
+    parts = torch.full((1, 20, 48), torch.nan, device=device)
+    few_rows_product(wide[:, :96], weight, parts, Tiles(16, 32, 2, 4))
+    check(parts[0], x.double() @ weight.double().t())
+
+
+def test_a_row_has_the_same_bits_in_any_company(device: torch.device, dtype: torch.dtype) -> None:
+    """At one padded number of rows; not a number in a neighbour does not reach it."""
+    x, weight = factors(device, dtype, 16, 40, 128)
+    tiles = Tiles(32, 32, 2, 4, splits=2)
+    many = torch.empty(2, 16, 40, device=device)
+    few_rows_product(x, weight, many, tiles)
+    few = torch.empty(2, 3, 40, device=device)
+    company = torch.stack((x[7], torch.full_like(x[7], torch.nan), x[2]))
+    few_rows_product(company, weight, few, tiles)
+    assert torch.equal(few[:, 0], many[:, 7])
+    assert torch.equal(few[:, 2], many[:, 2])
+    assert few[:, 1].isnan().all()
+
+
+def test_rows_are_padded_to_what_the_matrix_units_take() -> None:
+    assert [padded_rows(rows) for rows in (1, 2, 16, 17, 32, 33, 64)] == [16, 16, 16, 32, 32, 64, 64]
+
+
+@pytest.mark.parametrize(("outputs", "columns"), [(2560, 2048), (2048, 11008), (1536, 1536), (22016, 2048), (64, 32)])
+def test_columns_are_split_for_the_whole_chip_and_no_further(outputs: int, columns: int) -> None:
+    tiles = tiles_for(outputs, columns)
+    blocks = -(-outputs // tiles.outputs)
+    assert tiles.splits == 1 or columns // tiles.splits >= tiles.columns
+    if outputs > 264 * tiles.outputs:
+        assert tiles.splits == 1
+    if outputs in (2048, 2560):
+        assert blocks * tiles.splits >= 132
