@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from ramify.sampling.draw import BLOCK, TOKEN_LEVEL, NoiseKeys, block_noise, gumbel
 
 MARGIN = 1e-3
 
@@ -38,3 +41,21 @@ def check_greedy(model: Any, prompts: Sequence[Sequence[int]], outputs: Sequence
             near_ties += 1
             break
     return GreedyReport(len(prompts) - near_ties, near_ties)
+
+
+def race(logits: Sequence[float], key: tuple[int, int, int]) -> tuple[int, float]:
+    """The winner in float64, and how narrowly it won the closer of its two races."""
+    keys = NoiseKeys.of([key], torch.device("cpu"))
+    blocks = [torch.tensor(logits[start : start + BLOCK]).double() for start in range(0, len(logits), BLOCK)]
+    between = torch.stack([block.logsumexp(0) for block in blocks]) + block_noise(keys, len(logits))[0]
+    block = int(between.argmax())
+    noise = gumbel(keys, torch.tensor([[block * BLOCK]]), BLOCK, TOKEN_LEVEL)[0]
+    inside = blocks[block] + noise[: len(blocks[block])]
+    return block * BLOCK + int(inside.argmax()), min(_margin(between), _margin(inside))
+
+
+def _margin(scores: Tensor) -> float:
+    if len(scores) == 1:
+        return float("inf")
+    first, second = scores.topk(2).values.tolist()
+    return float(first - second)

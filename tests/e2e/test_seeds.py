@@ -21,10 +21,9 @@ from torch import Tensor
 
 from ramify import LLM, RequestOutput, SamplingParams
 from ramify.core import EngineCore
-from ramify.sampling.draw import BLOCK, TOKEN_LEVEL, NoiseKeys, block_noise, gumbel
 from tests.conftest import CheckpointMaker
 from tests.drive import Asked, finish, tokens_of
-from tests.equal import MARGIN
+from tests.equal import MARGIN, race
 from tests.fake import fake_engine
 from tests.reference_sampler import reference_row
 
@@ -287,24 +286,6 @@ class Reference:
                 return place
             assert token_id == winner, f"child {child}, token {place}, margin {margin}"
         return len(token_ids)
-
-
-def race(logits: list[float], key: tuple[int, int, int]) -> tuple[int, float]:
-    """The winner in float64, and how narrowly it won the closer of its two races."""
-    keys = NoiseKeys.of([key], torch.device("cpu"))
-    blocks = [torch.tensor(logits[start : start + BLOCK]).double() for start in range(0, len(logits), BLOCK)]
-    between = torch.stack([block.logsumexp(0) for block in blocks]) + block_noise(keys, len(logits))[0]
-    block = int(between.argmax())
-    noise = gumbel(keys, torch.tensor([[block * BLOCK]]), BLOCK, TOKEN_LEVEL)[0]
-    inside = blocks[block] + noise[: len(blocks[block])]
-    return block * BLOCK + int(inside.argmax()), min(_margin(between), _margin(inside))
-
-
-def _margin(scores: Tensor) -> float:
-    if len(scores) == 1:
-        return float("inf")
-    first, second = scores.topk(2).values.tolist()
-    return float(first - second)
 
 
 def assert_equal(output: RequestOutput, expected: Sequence[Certain]) -> None:

@@ -12,8 +12,6 @@ from ramify.kernels.reports import Reports, report
 from ramify.sampling import filters, processors
 from ramify.sampling.draw import NoiseKeys, draw
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
 ROWS, VOCAB_SIZE = 64, 151_936
 
 

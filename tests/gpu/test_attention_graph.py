@@ -1,0 +1,56 @@
+"""A graph of the attention kernels, captured over one list of work, does whatever list comes later."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ramify.attention.paged import PagedDecode
+from ramify.plan import SharedPrefix
+from tests.kernels.scene import Scene, make_scene
+from tests.kernels.test_paged import check, write_tables
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("groups", [False, True])
+def test_a_graph_outlives_its_lists(groups: bool, dtype: torch.dtype, device: torch.device) -> None:
+    """Captured over one list, replayed over others with other rows, lengths and groups; default tile sizes."""
+    options = {"heads": 12, "kv_heads": 2, "head_dim": 128, "block_size": 16}
+    lengths = [(1500, 1100, 1030, 7), (1025, 3000, 2000, 1200), (5, 600, 513, 512)]
+    shared = [(SharedPrefix(64, (0, 2)),), (SharedPrefix(64, (3, 0)), SharedPrefix(90, (1, 2))), ()]
+    scenes = [
+        make_scene(length, group if groups else (), **options, dtype=dtype, device=device, seed=seed)
+        for seed, (length, group) in enumerate(zip(lengths, shared, strict=True))
+    ]
+    slots = max(len(scene.kv) for scene in scenes)
+    kv = torch.full((slots, 2, 2, 128), torch.nan, dtype=dtype, device=device)
+    queries = torch.zeros(4, 12, 128, dtype=dtype, device=device)
+    out = torch.zeros(4, 12 * 128, dtype=dtype, device=device)
+    paged = PagedDecode(
+        max_rows=4,
+        max_parts=64,
+        max_blocks=200,
+        heads=12,
+        kv_heads=2,
+        head_dim=128,
+        block_size=16,
+        dtype=dtype,
+        device=device,
+    )
+
+    def load(scene: Scene) -> None:
+        kv[: len(scene.kv)] = scene.kv
+        queries.copy_(scene.queries)
+        write_tables(paged, scene)
+        paged.write_list(paged.work_list(scene.lengths, scene.shared))
+
+    load(scenes[0])
+    paged.attend(queries, kv, out, with_prefix=groups)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        paged.attend(queries, kv, out, with_prefix=groups)
+    for scene in (*scenes, *scenes):
+        load(scene)
+        graph.replay()
+        check(out, scene)

@@ -1,0 +1,61 @@
+"""Shared prefixes read once or by every row: the same tokens in float32; in bfloat16 all but a few, at near-ties."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+import transformers
+
+from ramify.cuda import step
+from tests.conftest import CheckpointMaker
+from tests.equal import race
+from tests.gpu.engines import engine, tokens
+
+PROMPTS = [list(range(10, 206)), list(range(10, 180)), [7, 8, 9] * 50]
+PARAMS = {"n": 16, "seed": 11, "max_tokens": 64}
+# Where outputs part, the winner's lead over the next may be as large as two roundings of a logit, with and without.
+BFLOAT16_MARGIN = 0.1
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+def folder(request: pytest.FixtureRequest, make_checkpoint: CheckpointMaker) -> Path:
+    return make_checkpoint(request.param)
+
+
+def drawn(
+    folder: Path, dtype: Literal["float32", "bfloat16"], fewest: int, patch: pytest.MonkeyPatch
+) -> list[list[tuple[int, ...]]]:
+    """Groups that save at least so many reads are groups."""
+    patch.setattr(step, "FEWEST_SHARED_POSITIONS", fewest)
+    return tokens(engine(folder, dtype), PROMPTS, **PARAMS)
+
+
+def test_groups_change_no_token_in_float32(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert drawn(folder, "float32", 1, monkeypatch) == drawn(folder, "float32", 10**9, monkeypatch)
+
+
+def test_groups_change_few_outputs_in_bfloat16_and_these_at_near_ties(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grouped = drawn(folder, "bfloat16", 1, monkeypatch)
+    alone = drawn(folder, "bfloat16", 10**9, monkeypatch)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to("cuda").eval()
+    margins = []
+    for prompt, ours, theirs in zip(PROMPTS, grouped, alone, strict=True):
+        for child, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            place = next((place for place in range(len(one)) if one[place] != other[place]), None)
+            if place is None:
+                continue
+            ids = torch.tensor([[*prompt, *one[:place]]], device="cuda")
+            with torch.no_grad():
+                logits = model(ids).logits[0, -1].tolist()
+            margins.append(race(logits, (PARAMS["seed"], child, place))[1])
+    count = len(PROMPTS) * PARAMS["n"]
+    with capsys.disabled():
+        print(f"\n{folder.name}: {len(margins)} of {count} outputs differ, margins {[round(x, 4) for x in margins]}")
+    assert all(margin < BFLOAT16_MARGIN for margin in margins)
+    assert len(margins) < count // 2
