@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROMPT ?= Once upon a time, in a small village by the sea,
 
-.PHONY: demo test test-long check format bench serve clean
+.PHONY: demo test test-long check format bench sanitize serve clean
 
 demo: .venv/.installed
 	$(BIN)/ramify generate "$(PROMPT)" -n 4 --temperature 0.8 --max-tokens 48 --seed 7
@@ -26,6 +26,11 @@ format: .venv/.installed-dev
 bench: .venv/.installed-dev
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/offline.py
+
+# On a machine with a GPU and CUDA's compute-sanitizer: every access of the kernels' tests, each allocation by itself.
+sanitize:
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 \
+		$(PYTHON) -m pytest -q -x -p no:cacheprovider tests/kernels -k "not cuda_step and not compile"
 
 serve:
 	@echo "The HTTP server is not part of this version yet; see CHANGELOG.md." >&2; exit 1
