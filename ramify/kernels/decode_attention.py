@@ -71,9 +71,9 @@ def _decode(  # type: ignore[no-untyped-def]
     OVERLAP: tl.constexpr,
 ):
     start_next(OVERLAP)
-    wait_for_last(OVERLAP)
     num_items = tl.load(count)
     first_item = items + tl.load(count + 1)
+    wait_for_last(OVERLAP)
     dim = tl.arange(0, HEAD_DIM)
     query = tl.arange(0, PADDED_GROUP)
     real = query < GROUP
@@ -180,7 +180,8 @@ def decode_attention(
 ) -> None:
     """queries (rows, heads, head_dim), each row contiguous; kv (slots, 2, kv_heads, head_dim); tables int32 (rows,
     max_blocks); count int32 (2,): the number of items, and where in `items` (flat int32) the first begins; partials
-    float32 (parts, heads, head_dim) and lse float32 (parts, heads) are written; with `merging`, outputs are."""
+    float32 (parts, heads, head_dim) and lse float32 (parts, heads) are written; with `merging`, outputs are. With
+    `overlap` the list was there before the kernel before this one began."""
     _, heads, head_dim = queries.shape
     kv_heads = kv.shape[2]
     group = heads // kv_heads

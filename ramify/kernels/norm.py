@@ -65,10 +65,11 @@ def _add_rms_norm(
     OVERLAP: tl.constexpr,
 ) -> None:
     start_next(OVERLAP)
-    wait_for_last(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, width)
     inside = columns < hidden
+    weights = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    wait_for_last(OVERLAP)
     x = tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0)
     if num_parts > 0:
         change = sum_of_parts(
@@ -79,5 +80,4 @@ def _add_rms_norm(
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / hidden + eps)
     normalised = (wide * scale).to(x.dtype).to(tl.float32)
-    weights = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * out_stride + columns, (weights * normalised).to(x.dtype), mask=inside)

@@ -4,8 +4,9 @@
     kernel n + 1        |== start_next, reads weights ..... wait_for_last == reads what n wrote =====|
 
 Every kernel of a chain says `start_next` at once and `wait_for_last` before it touches anything that another kernel
-writes or reads: the wait ends when the kernel before has ended, and that one ended after its own wait. What nobody
-writes (weights) may be read before. Without the launch option both do nothing.
+writes or reads: the wait ends when the kernel before has ended, and that one ended after its own wait, so every program
+waits, even one that finds nothing to do. What nobody in the chain writes (weights, the step's lists and positions) may
+be read before. A kernel without the option, such as torch's own, waits for all before it: a chain begins with one.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ def rope_and_write(
     """qkv: parts of (T, (heads + 2 * kv_heads) * head_dim), positions, slots (T,), frequencies (head_dim / 2,) float32.
 
     Queries go to queries (T, heads, head_dim), keys and values to kv_layer (slots, 2, kv_heads, head_dim).
-    Norm weights are (head_dim,), both or none.
+    Norm weights are (head_dim,), both or none. With `overlap`, positions and slots were there before the kernel before
+    this one began.
     """
     tokens, heads, head_dim = queries.shape
     kv_heads = kv_layer.shape[2]
@@ -105,13 +106,18 @@ def _rope_and_write(
     OVERLAP: tl.constexpr,
 ) -> None:
     start_next(OVERLAP)
-    wait_for_last(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
+    half: tl.constexpr = head_dim // 2
+    lane = tl.arange(0, half_width)[None, :]
+    # Angles in float32; everything after is rounded where torch's operators round.
+    dtype: tl.constexpr = queries.dtype.element_ty
+    angle = tl.load(positions + token).to(tl.float32) * tl.load(frequencies + lane, mask=lane < half, other=0.0)
+    cosine = (tl.cos(angle) * attention_factor).to(dtype).to(tl.float32)
+    sine = (tl.sin(angle) * attention_factor).to(dtype).to(tl.float32)
+    wait_for_last(OVERLAP)
     if slot >= 0:
-        half: tl.constexpr = head_dim // 2
         head = tl.program_id(1) * heads_at_once + tl.arange(0, heads_at_once)[:, None]
-        lane = tl.arange(0, half_width)[None, :]
         is_query = head < heads
         is_value = head >= heads + kv_heads
         inside = (head < heads + 2 * kv_heads) & (lane < half)
@@ -119,7 +125,6 @@ def _rope_and_write(
         # A head as its two halves: lane i turns with lane i of the other half.
         place = head * head_dim + lane
         source = qkv + token * qkv_stride + place
-        dtype: tl.constexpr = queries.dtype.element_ty
         first = sum_of_parts(source, qkv_part_stride, bias + place, inside, dtype, num_parts, has_bias)
         second = sum_of_parts(source + half, qkv_part_stride, bias + place + half, inside, dtype, num_parts, has_bias)
         x, y = first.to(tl.float32), second.to(tl.float32)
@@ -134,11 +139,6 @@ def _rope_and_write(
             y = tl.where(is_query, query_y, key_y).to(tl.float32) * (y * scale).to(dtype).to(tl.float32)
             x, y = x.to(dtype).to(tl.float32), y.to(dtype).to(tl.float32)
 
-        # Angles in float32; everything after is rounded where torch's operators round.
-        position = tl.load(positions + token).to(tl.float32)
-        angle = position * tl.load(frequencies + lane, mask=lane < half, other=0.0)
-        cosine = (tl.cos(angle) * attention_factor).to(dtype).to(tl.float32)
-        sine = (tl.sin(angle) * attention_factor).to(dtype).to(tl.float32)
         turned_x = ((x * cosine).to(dtype).to(tl.float32) - y * sine).to(dtype)
         turned_y = ((y * cosine).to(dtype).to(tl.float32) + x * sine).to(dtype)
 

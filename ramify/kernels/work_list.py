@@ -25,7 +25,7 @@ from ramify.plan import SharedPrefix
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
-OWN_SPLIT = 512  # positions of a row's own part that one item walks
+OWN_SPLIT = 256  # positions of a row's own part that one item walks
 PREFIX_SPLIT = 1024  # positions of a shared part that one item walks
 OWN_FIELDS, PREFIX_FIELDS, GROUP_FIELDS = 4, 6, 2
 
