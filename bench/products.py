@@ -238,10 +238,11 @@ class Case:
         if self.rows == 1:
             paired = self.item.name == "gate_up"
             return self.one_row(row.PAIRED_TILES if paired else row.TILES, overlap=True)
-        tiles = {"gate_up": products.GATE_UP_TILES, "head": products.HEAD_TILES}.get(
-            self.item.name, products.tiles_for(self.item.outputs, self.item.columns)
-        )
-        return self.few_rows(tiles, overlap=True)
+        if self.item.name == "gate_up":
+            return self.few_rows(products.gate_up_tiles_for(self.rows), overlap=True)
+        if self.item.name == "head":
+            return self.few_rows(products.head_tiles_for(self.rows), overlap=True)
+        return self.few_rows(products.tiles_for(self.rows, self.item.outputs, self.item.columns), overlap=True)
 
 
 def main() -> None:

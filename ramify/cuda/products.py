@@ -7,15 +7,24 @@ start-up, so that runs repeat.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ramify.kernels.activation import silu_and_multiply
-from ramify.kernels.few_rows_product import MOST_ROWS, Tiles, few_rows_gate_up, few_rows_product
+from ramify.kernels.few_rows_product import (
+    MOST_ROWS,
+    Tiles,
+    few_rows_gate_up,
+    few_rows_product,
+    padded_rows,
+)
 from ramify.kernels.overlap import can_overlap
 from ramify.kernels.parts import Parts
 from ramify.models.linear import Linear
 
+SHARED_MEMORY = 96 * 1024  # bytes that a program may take on the smallest chips
 MOST_SPLITS = 16
 FEWEST_PROGRAMS = 264  # two for each processor of an H200
 
@@ -38,9 +47,9 @@ def product(linear: Linear, x: Tensor) -> Parts:
     """(T, columns) -> parts of (T, outputs)."""
     if not has_few_rows(x):
         return Parts.whole(linear.product(x).contiguous())
-    outputs, columns = linear.weight.shape
-    tiles = tiles_for(outputs, columns)
-    values = torch.empty(tiles.splits, x.shape[0], outputs, dtype=torch.float32, device=x.device)
+    rows, (outputs, columns) = x.shape[0], linear.weight.shape
+    tiles = tiles_for(rows, outputs, columns)
+    values = torch.empty(tiles.splits, rows, outputs, dtype=torch.float32, device=x.device)
     few_rows_product(x, linear.weight, values, tiles, overlap=can_overlap(x.device))
     return Parts(values, linear.bias)
 
@@ -48,7 +57,8 @@ def product(linear: Linear, x: Tensor) -> Parts:
 def gate_up(linear: Linear, x: Tensor, out: Tensor) -> None:
     """(T, columns) -> out (T, inner): silu(gate) * up."""
     if has_few_rows(x):
-        few_rows_gate_up(x, linear.weight, out, GATE_UP_TILES, bias=linear.bias, overlap=can_overlap(x.device))
+        tiles = gate_up_tiles_for(x.shape[0])
+        few_rows_gate_up(x, linear.weight, out, tiles, bias=linear.bias, overlap=can_overlap(x.device))
     else:
         silu_and_multiply(linear.product(x).contiguous(), out)
 
@@ -57,25 +67,35 @@ def head(linear: Linear, x: Tensor) -> Tensor:
     """(R, hidden) -> logits (R, vocabulary) in float32, summed and written in float32 whatever the precision."""
     if has_few_rows(x):
         logits = torch.empty(1, x.shape[0], linear.weight.shape[0], dtype=torch.float32, device=x.device)
-        few_rows_product(x, linear.weight, logits, HEAD_TILES, overlap=can_overlap(x.device))
+        few_rows_product(x, linear.weight, logits, head_tiles_for(x.shape[0]), overlap=can_overlap(x.device))
         return logits[0]
     if x.device.type == "cuda" and x.dtype is not torch.float32:
         return torch.mm(x, linear.weight.t(), out_dtype=torch.float32)
     return linear.product(x).float().contiguous()
 
 
-TILES = Tiles(outputs=64, columns=128, stages=4, warps=4)
-GATE_UP_TILES = Tiles(outputs=64, columns=64, stages=4, warps=4)
-HEAD_TILES = Tiles(outputs=64, columns=128, stages=4, warps=4)
-
-
-def tiles_for(outputs: int, columns: int) -> Tiles:
+def tiles_for(rows: int, outputs: int, columns: int) -> Tiles:
     """Columns are split until there are programs enough for the whole chip, while each split is worth a program."""
-    splits = 1
+    tiles, splits = head_tiles_for(rows), 1
     while (
         splits < MOST_SPLITS
-        and -(-outputs // TILES.outputs) * splits < FEWEST_PROGRAMS
-        and columns // (2 * splits) >= TILES.columns
+        and -(-outputs // tiles.outputs) * splits < FEWEST_PROGRAMS
+        and columns // (2 * splits) >= tiles.columns
     ):
         splits *= 2
-    return Tiles(TILES.outputs, TILES.columns, TILES.stages, TILES.warps, splits)
+    return replace(tiles, splits=splits)
+
+
+def head_tiles_for(rows: int) -> Tiles:
+    """Many outputs: no splits."""
+    return _fitting(Tiles(outputs=64, columns=128, stages=4, warps=4), rows, num_weights=1)
+
+
+def gate_up_tiles_for(rows: int) -> Tiles:
+    return _fitting(Tiles(outputs=64, columns=64, stages=4, warps=4), rows, num_weights=2)
+
+
+def _fitting(tiles: Tiles, rows: int, *, num_weights: int) -> Tiles:
+    """With as many stages as every chip's shared memory holds, in 16 bits."""
+    stage = 2 * tiles.columns * (num_weights * tiles.outputs + padded_rows(rows))
+    return replace(tiles, stages=min(tiles.stages, SHARED_MEMORY // stage))

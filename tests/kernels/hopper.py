@@ -86,9 +86,11 @@ def products_of_few_rows(dtype: torch.dtype) -> None:
     row_gate_up(one, weight, torch.zeros(1, inner, dtype=dtype), norm=norm, overlap=True)
     for rows in (2, 32, 64):
         x = torch.zeros(rows, hidden, dtype=dtype)
-        tiles = products.tiles_for(2048, hidden)
+        tiles = products.tiles_for(rows, 2048, hidden)
         few_rows_product(x, weight[:2048], torch.zeros(tiles.splits, rows, 2048), tiles, overlap=True)
-        few_rows_gate_up(x, weight, torch.zeros(rows, inner, dtype=dtype), products.GATE_UP_TILES, overlap=True)
+        few_rows_gate_up(
+            x, weight, torch.zeros(rows, inner, dtype=dtype), products.gate_up_tiles_for(rows), overlap=True
+        )
 
 
 def sampler(vocab_size: int) -> None:

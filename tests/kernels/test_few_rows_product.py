@@ -90,7 +90,7 @@ def test_rows_are_padded_to_what_the_matrix_units_take() -> None:
 
 @pytest.mark.parametrize(("outputs", "columns"), [(2560, 2048), (2048, 11008), (1536, 1536), (22016, 2048), (64, 32)])
 def test_columns_are_split_for_the_whole_chip_and_no_further(outputs: int, columns: int) -> None:
-    tiles = tiles_for(outputs, columns)
+    tiles = tiles_for(32, outputs, columns)
     blocks = -(-outputs // tiles.outputs)
     assert tiles.splits == 1 or columns // tiles.splits >= tiles.columns
     if outputs > 264 * tiles.outputs:
