@@ -1,0 +1,78 @@
+"""The decoder on fused kernels against the plain decoder: every option of an architecture, every way of a product."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from ramify.cuda.forward import forward, logits
+from ramify.kv.pool import KVPool
+from ramify.models.decoder import Decoder, parameters
+from ramify.models.families import Architecture
+from ramify.models.rope import RopeConfig
+
+PLAIN = Architecture(
+    family="llama",
+    vocab_size=100,
+    hidden_size=48,
+    intermediate_size=112,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-5,
+    rope=RopeConfig(),
+    max_position_embeddings=None,
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    tie_embeddings=False,
+)
+ARCHITECTURES = {
+    "plain": PLAIN,
+    "qkv bias": replace(PLAIN, qkv_bias=True),
+    "every bias": replace(PLAIN, qkv_bias=True, output_bias=True, mlp_bias=True),
+    "normed heads, tied": replace(PLAIN, qk_norm=True, tie_embeddings=True),
+}
+
+
+@pytest.mark.parametrize("name", list(ARCHITECTURES))
+@pytest.mark.parametrize("tokens", [1, 3, 20, 70], ids="{} rows".format)  # one row, few, more, cuBLAS on a GPU
+def test_hidden_states_cache_and_logits(name: str, tokens: int, device: torch.device) -> None:
+    """Attention is left out: each token takes its own queries for what it attended to."""
+    arch = ARCHITECTURES[name]
+    decoder = Decoder(arch, torch.float32, device)
+    torch.manual_seed(tokens)
+    for _, parameter in parameters(decoder):
+        parameter.normal_(0.0, 0.3)
+    token_ids = torch.randint(arch.vocab_size, (tokens,), device=device)
+    positions = torch.arange(tokens, device=device) * 3
+    slots = torch.randperm(80, device=device)[:tokens]
+    pool = KVPool(arch, 5, 16, torch.float32, device)
+    written: list[tuple[Tensor, Tensor]] = []
+
+    def keep(_: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        written.append((keys, values))
+        return queries.flatten(1)
+
+    expected = decoder.forward(token_ids, positions, keep)
+    with torch.inference_mode():
+        hidden = forward(
+            decoder,
+            pool,
+            lambda _, queries: queries.flatten(1),
+            token_ids=token_ids,
+            positions=positions,
+            slots=slots,
+        )
+        drawn_from = logits(decoder, hidden)
+    torch.testing.assert_close(hidden, expected, atol=1e-4, rtol=1e-4)
+    for layer, (keys, values) in zip(pool.kv, written, strict=True):
+        torch.testing.assert_close(layer[slots, 0], keys, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(layer[slots, 1], values, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(drawn_from, decoder.logits(expected), atol=1e-3, rtol=1e-4)
+    assert drawn_from.dtype is torch.float32
