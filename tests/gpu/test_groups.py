@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from ramify.cuda import step
+from ramify.cuda import lane
 from tests.conftest import CheckpointMaker
 from tests.equal import race
 from tests.gpu.engines import engine, tokens
@@ -29,7 +29,7 @@ def drawn(
     folder: Path, dtype: Literal["float32", "bfloat16"], fewest: int, patch: pytest.MonkeyPatch
 ) -> list[list[tuple[int, ...]]]:
     """Groups that save at least so many reads are groups."""
-    patch.setattr(step, "FEWEST_SHARED_POSITIONS", fewest)
+    patch.setattr(lane, "FEWEST_SHARED_POSITIONS", fewest)
     return tokens(engine(folder, dtype), PROMPTS, **PARAMS)
 
 
