@@ -3,7 +3,8 @@
     python bench/step.py [--shape 0.6B] [--rows 256] [--length 256] [--without overlap products]
 
 Device times are sums of kernels of one step, by torch's profiler; the host's is what a step takes when the device's
-work is left out of it. --without: kernels that wait for the one before them to end; cuBLAS for every product.
+work is left out of it. Kernels that overlap count the time that they wait for each other, so where the parts go is seen
+`--without overlap`; the step's own time is true either way. `--without products`: cuBLAS for every product.
 """
 
 from __future__ import annotations
