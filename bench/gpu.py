@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from ramify import LLM, SamplingParams
+from ramify import LLM, OptimalSampling, SamplingParams
 
 COMMON: dict[str, Any] = {
     "vocab_size": 151_936,
@@ -82,7 +82,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class GpuWorkload:
-    """num_prompts prompts and outputs of lengths in these ranges, n samples each; tok/s of vLLM, floor and goals."""
+    """num_prompts prompts and outputs of lengths in these ranges, n samples each; tok/s of vLLM, floor and goals.
+
+    Where the model is a pair, both see the same prompts; vLLM has nothing to compare with then.
+    """
 
     name: str
     model: str
@@ -91,7 +94,7 @@ class GpuWorkload:
     n: int
     outputs: tuple[int, int]
     params: dict[str, Any]
-    vllm: float
+    vllm: float | None
     floor: float
     goal: float
     then: float
@@ -113,6 +116,7 @@ class GpuWorkload:
 
 _FILTERS = {"temperature": 0.8, "top_k": 50, "top_p": 0.9}
 _W = GpuWorkload
+PAIR = "3B+1.5B"
 WORKLOADS = {
     workload.name: workload
     for workload in (
@@ -141,28 +145,39 @@ WORKLOADS = {
         _W("student32", "1.5B", 32, (128, 128), 1, (512, 512), {"temperature": 0.8}, 13_400, 22_400, 15_500, 18_500),
         _W("teacher32", "3B", 32, (128, 128), 1, (512, 512), {}, 9_570, 13_700, 10_500, 12_000),
         _W("teacher1", "3B", 1, (128, 128), 1, (512, 512), {}, 334, 486, 370, 430),
+        _W("optimal32", PAIR, 32, (128, 128), 1, (512, 512), {"temperature": 0.8}, None, 8_500, 5_000, 7_000),
         _W("fan1x256@16k7b", "7B", 1, (16_384, 16_384), 256, (128, 128), {}, 4_700, 16_900, 9_500, 13_000),
     )
 }
 
 
-def engine(shape: str, folder: Path) -> LLM:
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({**COMMON, **SHAPES[shape]}))
-    return LLM(
-        str(folder),
-        load_format="dummy",
-        max_num_seqs=512,
-        max_model_len=17_408 if shape == "7B" else 9_216,
-        gpu_memory_utilization=0.85,
-    )
+def engine(model: str, folder: Path) -> LLM | OptimalSampling:
+    shapes = model.split("+")
+    folders = []
+    for shape in shapes:
+        folders.append(folder / shape)
+        folders[-1].mkdir(exist_ok=True)
+        (folders[-1] / "config.json").write_text(json.dumps({**COMMON, **SHAPES[shape]}))
+    options: dict[str, Any] = {
+        "load_format": "dummy",
+        "max_num_seqs": 512,
+        "max_model_len": 17_408 if model == "7B" else 9_216,
+        "gpu_memory_utilization": 0.85,
+    }
+    if len(folders) == 2:
+        return OptimalSampling(*map(str, folders), **options)
+    return LLM(str(folders[0]), **options)
 
 
-def run(llm: LLM, workload: GpuWorkload) -> float:
+def run(llm: LLM | OptimalSampling, workload: GpuWorkload) -> float:
     llm.reset_prefix_cache()
     prompts, params = workload.requests()
     start = time.perf_counter()
-    outputs = llm.generate(prompts, params, use_tqdm=False)
+    if isinstance(llm, OptimalSampling):
+        options = {**workload.params, "max_tokens": workload.outputs[0], "ignore_eos": True, "detokenize": False}
+        outputs = llm.generate(prompts, use_tqdm=False, **options).outputs
+    else:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - start
     return sum(len(item.token_ids) for output in outputs for item in output.outputs) / seconds
 
@@ -182,26 +197,30 @@ def main() -> None:
     print(f"{'workload':<16}{'tok/s':>9}{'floor':>9}{'of it':>7}{'vLLM':>9}{'times':>7}{'goal':>9}", flush=True)
     results: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for shape in SHAPES:
-            chosen = [WORKLOADS[name] for name in options.workloads if WORKLOADS[name].model == shape]
+        for model in (*SHAPES, PAIR):
+            chosen = [WORKLOADS[name] for name in options.workloads if WORKLOADS[name].model == model]
             if not chosen:
                 continue
             start = time.perf_counter()
-            llm = engine(shape, Path(folder, shape))
-            print(f"{shape}: ready in {time.perf_counter() - start:.1f} s", file=sys.stderr)
+            llm = engine(model, Path(folder))
+            print(f"{model}: ready in {time.perf_counter() - start:.1f} s", file=sys.stderr)
             for workload in chosen:
                 run(llm, workload)  # graphs are captured, kernels compiled
                 speed = max(run(llm, workload) for _ in range(options.repeats))
                 results[workload.name] = speed
                 print(
                     f"{workload.name:<16}{speed:9,.0f}{workload.floor:9,.0f}{speed / workload.floor:7.0%}"
-                    f"{workload.vllm:9,.0f}{speed / workload.vllm:7.2f}{workload.goal:9,.0f}"
+                    f"{f'{workload.vllm:9,.0f}{speed / workload.vllm:7.2f}' if workload.vllm else ' ' * 16}"
+                    f"{workload.goal:9,.0f}"
                     f"{'' if speed < workload.goal else '  met' if speed < workload.then else '  met, and the next'}",
                     flush=True,
                 )
             del llm
             gc.collect()
             torch.cuda.empty_cache()
+    if {"optimal32", "teacher32"} <= set(results):  # as many tokens in both
+        ratio = results["teacher32"] / results["optimal32"]
+        print(f"optimal32 takes {ratio:.2f} times teacher32's time (floor 1.61, goal 2.0, then 1.75)")
     lines = [{"engine": "ramify", "workload": name, "tok_s": round(speed), **facts} for name, speed in results.items()]
     if options.save:
         with options.save.open("a") as file:

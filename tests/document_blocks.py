@@ -93,3 +93,4 @@ def _is_python(text: str) -> bool:
 
 # Needs the weights of a model: tests/e2e/test_documents_loading.py runs it.
 LOADING = find_block(FOUNDATIONS, "def get_model_and_tokenizer(config, device):")
+OPTIMAL_BLOCKS = python_blocks(OPTIMAL_SAMPLING)

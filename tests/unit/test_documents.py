@@ -35,6 +35,7 @@ from ramify.config import ModelDType
 from tests.document_blocks import (
     FOUNDATIONS,
     LOADING,
+    OPTIMAL_BLOCKS,
     OPTIMAL_SAMPLING,
     PARALLEL_SAMPLING,
     Block,
@@ -47,7 +48,7 @@ from tests.document_blocks import (
 )
 
 Test = TypeVar("Test", bound=Callable[..., None])
-EXECUTED: list[Block] = [LOADING]
+EXECUTED: list[Block] = [LOADING, *OPTIMAL_BLOCKS]
 
 
 def runs(document: str, line: str, *, lead: str | None = None) -> Callable[[Test], Test]:
@@ -293,7 +294,6 @@ def test_an_engine_config_is_built_from_its_parts(block: Block) -> None:
 DEFINITION = "defines a part of folovllm itself; ours is in the package and has tests of its own"
 SAMPLER = "formula inside the sampler, on arrays, and no call of the API"
 TRANSFORMERS = "a call of the transformers library"
-TWO_MODELS = "OptimalSampling (two models) is not built yet"
 
 NOT_EXECUTED: list[tuple[str, str, str]] = [
     (FOUNDATIONS, "class ModelConfig:", DEFINITION),
@@ -309,8 +309,6 @@ NOT_EXECUTED: list[tuple[str, str, str]] = [
     (FOUNDATIONS, "class SamplingParams:", DEFINITION),
     (FOUNDATIONS, "class SequenceStatus(Enum):", DEFINITION),
     (FOUNDATIONS, "def get_seqs(self, status: Optional[SequenceStatus] = None) -> List[Sequence]:", DEFINITION),
-    (OPTIMAL_SAMPLING, "    gpu_memory_utilization=0.5,", TWO_MODELS),
-    (OPTIMAL_SAMPLING, 'problem = "Solve: 2x + 3 = 7"', TWO_MODELS),
 ]
 
 
