@@ -18,9 +18,8 @@ from torch import Tensor
 from ramify.sampling.pair import Moments, Pair
 
 STEPS = 10  # and one more where the mixture itself is formed
-ARRIVED = 1e-7
 IDENTICAL = 1e-4  # models whose |d| stay below this: α is ½ to within as much
-SLACK = 1e-4  # how far rounding may have put the search's bracket from the answer, at most
+SLACK = 1e-4  # more than the rounding of float32 can put the search's answer off, and its last step never more
 EDGE = 1e-6  # never 0 or 1, which would let tokens back in that the other model rules out
 
 
@@ -31,55 +30,61 @@ class Tangent(NamedTuple):
     value: Tensor
     slope: Tensor
 
-    def moved(self, rows: Tensor, place: Tensor, value: Tensor, slope: Tensor) -> Tangent:
-        new = (place, value, slope)
+    def moved(self, rows: Tensor, *new: Tensor) -> Tangent:
         return Tangent(*(torch.where(rows, item, old) for item, old in zip(new, self, strict=True)))
 
 
-def kl_symmetry(pair: Pair) -> tuple[Tensor, Tensor, Tensor]:
-    """α, and the bracket (low, high) that holds the answer: a root of the mean of d under q_α, which grows with α.
-
-    log Z is convex, 0 at both ends where supports agree. Where Newton's step leaves the bracket (log Z is nearly a
-    broken line when the models disagree much), the tangents at the bracket's ends cross at a better place.
-    """
+def kl_symmetry(pair: Pair) -> tuple[Tensor, Tensor]:
+    """α, the root of E_q[d], which grows with α; and whether it was sought (R,) bool, and so may be refined."""
     zero, one = torch.zeros_like(pair.rest), torch.ones_like(pair.rest)
-    at_zero, at_one = (zero, zero) if pair.ruled_out is None else (pair.log_z(zero), pair.log_z(one))
+    at_zero, at_one = (zero, zero) if pair.ruled_out is None else (pair.at(zero)[1], pair.at(one)[1])
     low, high = Tangent(zero, at_zero, pair.slopes[0]), Tangent(one, at_one, pair.slopes[1])
-    # Only supports that differ may leave no minimum between the ends; elsewhere such a slope is rounding.
+    # Only supports that differ may leave no root between the ends; elsewhere such a slope is rounding.
     differ = pair.theta_alone | pair.teacher_alone
-    falls, rises = differ & (high.slope <= 0), differ & (low.slope >= 0)
+    stays_low, stays_high = differ & (low.slope >= 0), differ & (high.slope <= 0)
     is_half = (pair.span <= IDENTICAL) | pair.is_disjoint
-    alpha = torch.where(rises, EDGE, torch.where(falls, 1 - EDGE, _crossing(low, high)))
-    alpha = torch.where(is_half, 0.5, alpha).float().double()
-    arrived = is_half | falls | rises
-    lowest, highest = torch.where(arrived, alpha, -SLACK), torch.where(arrived, alpha, 1 + SLACK)
+    alpha = torch.where(is_half, 0.5, _crossing(low, high))
+    alpha = torch.where(stays_low, EDGE, torch.where(stays_high, 1 - EDGE, alpha)).float().double()
+    sought = ~(is_half | stays_low | stays_high)
+    arrived = ~sought
     for _ in range(STEPS):
         if alpha.device.type == "cpu" and bool(arrived.all()):
             break
-        here = pair.at(alpha.float())
-        value = here.log_sum - pair.log_sum_theta - alpha * pair.rest
-        slope = here.mean - pair.rest
-        low = low.moved(~arrived & (slope < 0), alpha, value, slope)
-        high = high.moved(~arrived & (slope >= 0), alpha, value, slope)
-        step = newton(alpha, slope, here)
-        following = torch.where((step > low.place) & (step < high.place), step, _crossing(low, high))
-        # The last step is small enough for Newton's error, its square, to be nothing beside the noise of float32.
-        close = (slope.square() <= ARRIVED * here.variance) | (slope.abs() <= ARRIVED * pair.span.clamp_min(1))
-        alpha = torch.where(arrived, alpha, following).float().double()
-        arrived = arrived | close
-    # The ends were judged by rounded slopes, hence the slack.
-    return alpha, torch.maximum(lowest, low.place - SLACK), torch.minimum(highest, high.place + SLACK)
-
-
-def newton(alpha: Tensor, slope: Tensor, here: Moments) -> Tensor:
-    return alpha - slope / here.variance.clamp_min(1e-300)
+        probabilities, value = pair.at(alpha)
+        here = pair.moments(probabilities)
+        low = low.moved(~arrived & (here.mean < 0), alpha, value, here.mean)
+        high = high.moved(~arrived & (here.mean >= 0), alpha, value, here.mean)
+        step = alpha + correction(here)
+        is_inside = (step >= low.place) & (step <= high.place)
+        following = torch.where(is_inside, step, _crossing(low, high))
+        # Where E[d] is as good as 0, its sign and all that follows from it may be noise.
+        is_root = here.mean.abs() <= 1e-6 * pair.span.clamp_min(1)
+        # A step so small is the last one needed: what Newton leaves is its square.
+        is_near = is_inside & (here.mean.square() <= 1e-7 * here.variance)
+        alpha = torch.where(arrived | (is_root & ~is_near), alpha, following).float().double()
+        arrived = arrived | is_root | is_near
+    return alpha, sought
 
 
 def _crossing(low: Tangent, high: Tangent) -> Tensor:
-    """Where the tangents at two places of a convex function meet; halfway if rounding puts that outside."""
+    """Where the tangents of a convex function at two places meet; halfway if rounding puts that outside."""
     rise = (low.value - low.slope * low.place) - (high.value - high.slope * high.place)
     crossing = rise / (high.slope - low.slope)
     return torch.where((crossing > low.place) & (crossing < high.place), crossing, (low.place + high.place) / 2)
+
+
+def correction(here: Moments) -> Tensor:
+    """Newton's step towards E[d] = 0, taken on log E[d; d > 0] − log E[−d; d < 0].
+
+    Both logarithms are nearly lines in α, the first rising and the second falling, even where E[d] itself is flat, or
+    steep at one place alone: models that disagree by hundreds need no more steps than models that nearly agree.
+    NaN where one of the two is nothing beside the other.
+    """
+    fall, fall_square = here.rise - here.mean, here.square - here.rise_square
+    fall = torch.where(fall > 1e-5 * here.rise, fall, torch.nan)  # a difference: below that it is rounding
+    excess = here.rise.log() - fall.log()
+    growth = here.rise_square / here.rise + fall_square / fall
+    return -excess / growth
 
 
 def ess_balance(pair: Pair) -> Tensor:
@@ -90,15 +95,14 @@ def ess_balance(pair: Pair) -> Tensor:
     for _ in range(STEPS + 1):
         if alpha.device.type == "cpu" and bool(arrived.all()):
             break
-        before, beyond = pair.at((-alpha).float()), pair.at((2 - alpha).float())
-        excess = before.log_sum - beyond.log_sum + 2 * pair.rest
-        growth = (beyond.mean - before.mean).clamp_min(1e-300)
+        (q_before, before), (q_beyond, beyond) = pair.at(-alpha), pair.at(2 - alpha)
+        excess, growth = before - beyond, (pair.mean(q_beyond) - pair.mean(q_before)).clamp_min(1e-300)
         is_low = ~arrived & (excess < 0)
         low, high = torch.where(is_low, alpha, low), torch.where(~arrived & (excess >= 0), alpha, high)
         step = alpha - excess / growth
-        inside = (step > low) & (step < high)
-        following = torch.where(inside, step, torch.where(excess == 0, alpha, (low + high) / 2)).float().double()
-        settled = (following - alpha).abs() <= ARRIVED
+        inside = (step >= low) & (step <= high)
+        following = torch.where(inside, step, (low + high) / 2).float().double()
+        settled = (following - alpha).abs() <= 1e-7
         alpha = torch.where(arrived, alpha, following)
         arrived = arrived | settled
     return alpha

@@ -21,9 +21,9 @@ from torch import Tensor
 from ramify.config import MixtureConfig
 from ramify.sampling import alpha as methods
 from ramify.sampling import filters, processors
-from ramify.sampling.pair import Pair
+from ramify.sampling.pair import Pair, log_sum
 
-ROWS_AT_ONCE = 2  # on a CPU: 49,152 float32 logits are 196 kB, and some eight arrays of them are at work
+ROWS_AT_ONCE = 4  # on a CPU: 49,152 float32 logits are 196 kB, and some eight arrays of them are at work
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,21 @@ def _mix(
         outside = teacher < floor
         teacher, theta = teacher.masked_fill(outside, -torch.inf), theta.masked_fill(outside, -torch.inf)
     pair = Pair.of(theta, teacher)
-    alpha, bracket, clamped = _choose(pair, config, forced)
-    return _finish(pair, alpha, bracket, clamped)
+    alpha, clamped, may_move = _choose(pair, config, forced)
+    exponents, lacking = pair.exponents(alpha)
+    probabilities = exponents.softmax(-1)
+    if config.alpha_method == "kl_symmetry":
+        # The search's last step, from exponents that are exact where its own were rounded.
+        step = methods.correction(pair.moments(probabilities)).clamp(-methods.SLACK, methods.SLACK)
+        bounded = (alpha + step.nan_to_num(0)).clamp(config.alpha_min, config.alpha_max)
+        change = torch.where(may_move, bounded - alpha, 0.0).float()
+        alpha = alpha + change
+        exponents = exponents.addcmul_(change[:, None], pair.ratio)
+        probabilities = exponents.softmax(-1)
+    whole = log_sum(exponents, probabilities)
+    log_z = whole + lacking - pair.log_sum_theta - alpha * pair.rest
+    mean = pair.mean(probabilities)
+    return _describe(pair, exponents.sub_(whole.float()[:, None]), alpha, log_z, mean=mean, clamped=clamped)
 
 
 def scale(logits: Tensor, temperature: Tensor | float) -> Tensor:
@@ -142,12 +155,11 @@ def sorted_floor(teacher: Tensor, top_k: int, top_p: float) -> Tensor:
     return torch.where(crossing < ordered.shape[1], torch.maximum(chosen, kth), kth)
 
 
-def _choose(pair: Pair, config: MixtureConfig, forced: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None, Tensor]:
-    """α within its bounds; the bracket in which it may still be refined; and whether a bound stopped it."""
-    bracket = None
+def _choose(pair: Pair, config: MixtureConfig, forced: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """α (R,) within its bounds; whether a bound stopped it; and whether it is a search's answer that may be refined."""
+    sought = forced
     if config.alpha_method == "kl_symmetry":
-        found, low, high = methods.kl_symmetry(pair)
-        bracket = low, high
+        found, sought = methods.kl_symmetry(pair)
     elif config.alpha_method == "ess_balance":
         found = methods.ess_balance(pair)
     elif config.alpha_method == "entropy":
@@ -157,28 +169,11 @@ def _choose(pair: Pair, config: MixtureConfig, forced: Tensor) -> tuple[Tensor, 
         found = torch.full_like(pair.rest, config.alpha)
     alpha = found.clamp(config.alpha_min, config.alpha_max)
     clamped = (alpha != found) & ~forced
-    alpha = torch.where(forced, 1.0, alpha)
-    if bracket is not None:
-        # Where a bound or the teacher's right decided, there is nothing to refine; elsewhere α stays within its bounds.
-        settled = clamped | forced
-        low, high = (item.clamp(config.alpha_min, config.alpha_max) for item in bracket)
-        bracket = torch.where(settled, alpha, low), torch.where(settled, alpha, high)
-    return alpha, bracket, clamped
+    return torch.where(forced, 1.0, alpha), clamped, sought & ~clamped & ~forced
 
 
-def _finish(pair: Pair, alpha: Tensor, bracket: tuple[Tensor, Tensor] | None, clamped: Tensor) -> Mixed:
-    exponents, shift = pair.exponents(alpha)
-    here = pair.moments(exponents)
-    if bracket is not None:
-        # One more step of the search, from exponents that are exact where those of the search were rounded.
-        following = methods.newton(alpha, here.mean - pair.rest, here)
-        change = (following.clamp(*bracket) - alpha).float()
-        alpha = alpha + change.double()
-        exponents = exponents.addcmul_(change[:, None], pair.ratio)
-        here = pair.moments(exponents)
-    log_z = (here.log_sum + shift - pair.log_sum_theta - alpha * pair.rest).clamp_max(0)
-    logits = exponents.sub_(here.log_sum.float()[:, None])
-
+def _describe(pair: Pair, logits: Tensor, alpha: Tensor, log_z: Tensor, *, mean: Tensor, clamped: Tensor) -> Mixed:
+    """What is said of q*; mean (R,) is that of d under it. Here one model alone, and none at all, get their due."""
     is_theta, is_teacher = alpha == 0, alpha == 1
     is_end = is_theta | is_teacher
     disjoint = pair.is_disjoint & ~is_end
@@ -186,15 +181,15 @@ def _finish(pair: Pair, alpha: Tensor, bracket: tuple[Tensor, Tensor] | None, cl
         logits = torch.where(is_theta[:, None], pair.theta, logits)
         # A disjoint row ends with an error; until then it shall not disturb those who look at it.
         logits = torch.where((is_teacher | disjoint)[:, None], pair.teacher, logits)
-    log_z = log_z.masked_fill(is_end, 0).masked_fill(disjoint, -torch.inf)
-    mean = here.mean - pair.rest  # of d under q*
+    log_z = log_z.clamp_max(0).masked_fill(is_end, 0).masked_fill(disjoint, -torch.inf)
     kl_theta = (alpha * mean - log_z).clamp_min(0).masked_fill(is_theta, 0)
     kl_teacher = ((alpha - 1) * mean - log_z).clamp_min(0).masked_fill(is_teacher, 0)
     # One model alone may draw what the other rules out; a mixture draws nothing that either rules out.
     kl_theta = kl_theta.masked_fill(is_teacher & pair.teacher_alone | disjoint, torch.inf)
     kl_teacher = kl_teacher.masked_fill(is_theta & pair.theta_alone | disjoint, torch.inf)
-    ess_theta = (-log_z - pair.log_z(-alpha)).clamp_max(0).exp()
-    ess_teacher = (-log_z - pair.log_z(2 - alpha)).clamp_max(0).exp()
+    # Σ π_θ²/q = Z(α) Z(−α), and Σ π_t²/q = Z(α) Z(2 − α)
+    ess_theta = (-log_z - pair.at(-alpha)[1]).clamp_max(0).exp()
+    ess_teacher = (-log_z - pair.at(2 - alpha)[1]).clamp_max(0).exp()
     ess_theta = ess_theta.masked_fill(pair.theta_alone | disjoint, 0).masked_fill(is_theta, 1)
     ess_teacher = ess_teacher.masked_fill(pair.teacher_alone | disjoint, 0).masked_fill(is_teacher, 1)
     return Mixed(

@@ -26,11 +26,16 @@ SMALL = 8.0  # while no d is larger, the difference of the normalisers is summed
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """At some β of each row, (R,) float64 each."""
+    """Of d under some q: (R,) float64 each."""
 
-    log_sum: Tensor  # log Σ exp of the exponents that were given
-    mean: Tensor  # of `ratio` under q_β
-    variance: Tensor
+    mean: Tensor  # E[d]
+    square: Tensor  # E[d²]
+    rise: Tensor  # E[d] over the tokens with d > 0 alone
+    rise_square: Tensor  # E[d²] over them
+
+    @property
+    def variance(self) -> Tensor:
+        return (self.square - self.mean.square()).clamp_min(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +45,11 @@ class Pair:
     theta: Tensor  # (R, V) float32 logits
     teacher: Tensor  # (R, V)
     base: Tensor  # (R, V) theta less its row's largest; minus infinity where either model rules the token out
-    ratio: Tensor  # (R, V) d less `centre` and `rest`; 0 where either model rules the token out
+    ratio: Tensor  # (R, V) d, up to `rest`: d = ratio − rest; 0 where either model rules the token out
     largest: Tensor  # (R,) of theta
     largest_teacher: Tensor  # (R,)
-    centre: Tensor  # (R,) what was taken from teacher − theta
-    rest: Tensor  # (R,) what must still be taken from it: d = ratio − rest
+    centre: Tensor  # (R,) what was taken from teacher − theta to make `ratio`
+    rest: Tensor  # (R,) what float32 could not take from it
     log_sum_theta: Tensor  # (R,) log Σ exp(theta − largest), over all that theta allows
     slopes: tuple[Tensor, Tensor]  # (R,) each: d/dβ log Z at 0 and at 1
     span: Tensor  # (R,) the largest |d|
@@ -74,26 +79,26 @@ class Pair:
             ratio = ratio.masked_fill_(ruled_out, 0.0)
             shared_teacher = teacher.masked_fill(ruled_out, -torch.inf)
 
-        at_theta = base.softmax(-1)
+        at_theta, at_teacher = base.softmax(-1), shared_teacher.softmax(-1)
         centre = (at_theta * ratio).sum(-1)  # any number near the mean will do
         ratio = ratio.sub_(centre[:, None])
-        if ruled_out is not None:
-            ratio = ratio.masked_fill_(ruled_out, 0.0)
-        mean_theta = (at_theta * ratio).sum(-1).double()
-        at_teacher = shared_teacher.softmax(-1)
-        mean_teacher = (at_teacher * ratio).sum(-1).double()
         # The likeliest token's probability is one over the sum of exponentials.
         log_sum_theta, log_sum_teacher = (-item.amax(-1).double().log() for item in (at_theta, at_teacher))
         if ruled_out is not None:
             log_sum_theta = torch.where(theta_alone, _log_sum(theta, largest), log_sum_theta)
             log_sum_teacher = torch.where(teacher_alone, _log_sum(teacher, largest_teacher), log_sum_teacher)
-        lowest, highest = lowest.double() - centre, highest.double() - centre
         rest = (largest_teacher.double() - largest) + (log_sum_teacher - log_sum_theta) - centre
-        is_small = (highest < SMALL) & ~(theta_alone | teacher_alone)
+        is_small = (highest - centre < SMALL) & ~(theta_alone | teacher_alone)
         if theta.device.type != "cpu" or bool(is_small.any()):
             # log E_θ[e^ratio], not two sums taken from each other: keeps α's digits where the models nearly agree.
-            grown = (at_theta * ratio.clamp_max(SMALL).expm1_()).sum(-1).double()
-            rest = torch.where(is_small, grown.log1p(), rest)
+            grown = ratio.clamp_max(SMALL).expm1_()
+            grown = grown if ruled_out is None else grown.masked_fill_(ruled_out, 0.0)
+            rest = torch.where(is_small, grown.mul_(at_theta).sum(-1).double().log1p(), rest)
+        most = rest.float()
+        ratio = ratio.sub_(most[:, None])
+        if ruled_out is not None:
+            ratio = ratio.masked_fill_(ruled_out, 0.0)
+        centre, rest = centre.double() + most, rest - most
         return cls(
             theta,
             teacher,
@@ -104,8 +109,8 @@ class Pair:
             centre,
             rest,
             log_sum_theta,
-            (mean_theta - rest, mean_teacher - rest),
-            torch.maximum(rest - lowest, highest - rest),
+            (at_theta.mul_(ratio).sum(-1) - rest, at_teacher.mul_(ratio).sum(-1) - rest),
+            torch.maximum(centre - lowest, highest - centre),
             ruled_out,
             theta_alone,
             teacher_alone,
@@ -123,28 +128,27 @@ class Pair:
         """(R,) bool: neither model gave NaN or plus infinity."""
         return (self.largest < torch.inf) & (self.largest_teacher < torch.inf)
 
-    def at(self, beta: Tensor) -> Moments:
-        """Moments at beta (R,) float32, of base + beta · ratio."""
-        return self.moments(torch.addcmul(self.base, beta[:, None], self.ratio))
-
-    def moments(self, exponents: Tensor) -> Moments:
-        """Of exponents (R, V): the mean and variance of `ratio` under their softmax."""
-        probabilities = exponents.softmax(-1)
-        # As above: the largest probability is exp(largest exponent − log-sum-exp).
-        log_sum = exponents.amax(-1).double() - probabilities.amax(-1).double().log()
-        weighted = probabilities.mul_(self.ratio)
-        mean = weighted.sum(-1).double()
-        variance = weighted.mul_(self.ratio).sum(-1).double() - mean.square()
-        return Moments(log_sum, mean, variance.clamp_min(0))
-
-    def log_z(self, beta: Tensor) -> Tensor:
-        """log Z (R,) float64 at beta (R,) of any value, over the tokens that both models allow."""
+    def at(self, beta: Tensor) -> tuple[Tensor, Tensor]:
+        """q_β (R, V) and log Z (R,) float64 at beta (R,) of any value, over the tokens that both models allow."""
         exponents = torch.addcmul(self.base, beta.float()[:, None], self.ratio)
-        log_sum = exponents.amax(-1).double() - exponents.softmax(-1).amax(-1).double().log()
-        return log_sum - self.log_sum_theta - beta * self.rest
+        probabilities = exponents.softmax(-1)
+        return probabilities, log_sum(exponents, probabilities) - self.log_sum_theta - beta * self.rest
+
+    def moments(self, probabilities: Tensor) -> Moments:
+        """Of d under probabilities (R, V), whose memory is used up."""
+        weighted = probabilities.mul_(self.ratio)
+        mean = weighted.sum(-1) - self.rest
+        rising = weighted.clamp_min(0)
+        rise = rising.sum(-1).double()
+        rise_square = rising.mul_(self.ratio).sum(-1).double()
+        return Moments(mean, weighted.mul_(self.ratio).sum(-1).double(), rise, rise_square)
+
+    def mean(self, probabilities: Tensor) -> Tensor:
+        """The mean of d alone, likewise."""
+        return probabilities.mul_(self.ratio).sum(-1) - self.rest
 
     def exponents(self, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        """(1 − α) theta + α teacher (R, V) float32, its row's largest at 0; and how far that is from base + α · ratio.
+        """(1 − α) theta + α teacher (R, V) float32, its row's largest at 0; and what it lacks to base + α · ratio (R,).
 
         alpha (R,) is float64, and so is the sum: where the models disagree by hundreds, the tokens they share lie far
         below either's likeliest, and float32 would leave them five digits.
@@ -154,8 +158,13 @@ class Pair:
         if self.ruled_out is not None:
             mixed = mixed.masked_fill_(self.ruled_out, -torch.inf)
         largest = mixed.amax(-1)
-        shift = largest - self.largest - alpha * self.centre
-        return mixed.sub_(largest[:, None]).float(), shift
+        lacking = largest - self.largest - alpha * self.centre
+        return mixed.sub_(largest[:, None]).float(), lacking
+
+
+def log_sum(exponents: Tensor, probabilities: Tensor) -> Tensor:
+    """(R,) float64: log Σ exp of exponents (R, V), of which probabilities are the softmax."""
+    return exponents.amax(-1).double() - probabilities.amax(-1).double().log()
 
 
 def _log_sum(logits: Tensor, largest: Tensor) -> Tensor:
