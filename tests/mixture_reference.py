@@ -6,8 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
+
+from ramify.sampling.mixture import Mixed
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
@@ -107,6 +110,26 @@ def worst_ratio(theta: Tensor, teacher: Tensor) -> float:
     a, b = log_probabilities(theta), log_probabilities(teacher)
     both = (a > -math.inf) & (b > -math.inf)
     return max(1.0, float((b[both] - a[both]).abs().max()))
+
+
+def check_row(made: Mixed, row: int, theta: Tensor, teacher: Tensor) -> None:
+    """Everything that is said of one row, at the α it was given."""
+    alpha = float(made.alpha[row])
+    truth = Truth.of(theta[row], teacher[row], alpha)
+    scale = worst_ratio(theta[row], teacher[row])
+    q = log_probabilities(made.logits[row])
+    if 0 < alpha < 1:
+        assert torch.allclose(q, made.logits[row].double(), atol=1e-5), (
+            "normalised, but where one model's own are taken"
+        )
+    assert (q.exp() - truth.log_q.exp()).abs().max() < 2e-6
+    assert torch.allclose(q, truth.log_q, rtol=1e-5, atol=1e-5)
+    assert float(made.log_z[row]) == pytest.approx(truth.log_z, rel=1e-6, abs=1e-6)
+    assert float(made.kl_theta[row]) == pytest.approx(truth.kl_theta, rel=1e-5, abs=1e-6 * scale)
+    assert float(made.kl_teacher[row]) == pytest.approx(truth.kl_teacher, rel=1e-5, abs=1e-6 * scale)
+    for said, true in ((made.ess_theta, truth.ess_theta), (made.ess_teacher, truth.ess_teacher)):
+        # Where the models disagree by hundreds the sum is a power of e with as many digits before the point.
+        assert float(said[row]) == pytest.approx(true, rel=1e-6 * scale + 1e-5, abs=1e-300)
 
 
 def pairs(name: str, rows: int, vocab_size: int, seed: int) -> tuple[Tensor, Tensor]:

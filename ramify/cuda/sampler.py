@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ramify.config import LogprobsMode
 from ramify.cuda import rows as column
+from ramify.cuda.mixture import KernelMixer
 from ramify.cuda.results import NOTHING_IN_COMMON_CODE, Drawn, Results
 from ramify.cuda.rows import DeviceRows
 from ramify.kernels.draw import NOT_FINITE, BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
@@ -53,7 +54,7 @@ class GraphSampler:
         self.device = device
         self._vocab_size = vocab_size
         self._logprobs_mode = logprobs_mode
-        self._mixer = mixer
+        self._mixer = None if mixer is None else KernelMixer.of(mixer)
         self._scores = BlockScores.empty(max_rows, vocab_size, device)
         self._floors = torch.empty(max_rows, device=device)
         self._no_floors = torch.full((max_rows,), -torch.inf, device=device)

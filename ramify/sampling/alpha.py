@@ -108,8 +108,9 @@ def ess_balance(pair: Pair) -> Tensor:
     return alpha
 
 
-def entropy(pair: Pair) -> Tensor:
-    of_theta, of_teacher = _entropy(pair.theta), _entropy(pair.teacher)
+def entropy(theta: Tensor, teacher: Tensor) -> Tensor:
+    """From logits (R, V)."""
+    of_theta, of_teacher = _entropy(theta), _entropy(teacher)
     total = of_theta + of_teacher
     return torch.where(total > 0, of_theta / total, 0.5)
 

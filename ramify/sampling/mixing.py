@@ -54,21 +54,24 @@ class Mixer:
 
     def __init__(self, config: MixtureConfig, special_token_ids: Collection[int] = ()) -> None:
         self.config = config
-        self._special_token_ids = sorted(special_token_ids)
+        self.special_ids = sorted(special_token_ids)
         self._on: dict[torch.device, Tensor] = {}
 
     def special_token_ids(self, device: torch.device) -> Tensor:
         if device not in self._on:
-            self._on[device] = torch.tensor(self._special_token_ids, dtype=torch.long, device=device)
+            self._on[device] = torch.tensor(self.special_ids, dtype=torch.long, device=device)
         return self._on[device]
 
     def mix(self, teacher: Tensor, theta: Tensor, temperatures: Tensor | None, is_first: Tensor) -> MixedRows:
         """Logits (R, vocabulary) after controls; temperatures (R,), None: all are 1; is_first (R,): of its output."""
         if temperatures is not None:
             teacher, theta = scale(teacher, temperatures), scale(theta, temperatures)
+        return MixedRows(self.combine(teacher, theta, is_first), teacher, theta)
+
+    def combine(self, teacher: Tensor, theta: Tensor, is_first: Tensor) -> Mixed:
+        """Of logits that have their temperature."""
         special = self.special_token_ids(theta.device)
-        mixed = mix(teacher, theta, self.config, temperature=1.0, first=is_first, special_token_ids=special)
-        return MixedRows(mixed, teacher, theta)
+        return mix(teacher, theta, self.config, temperature=1.0, first=is_first, special_token_ids=special)
 
 
 def as_reports(numbers: Tensor) -> list[MixtureReport]:

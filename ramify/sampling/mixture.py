@@ -163,7 +163,7 @@ def _choose(pair: Pair, config: MixtureConfig, forced: Tensor) -> tuple[Tensor, 
     elif config.alpha_method == "ess_balance":
         found = methods.ess_balance(pair)
     elif config.alpha_method == "entropy":
-        found = methods.entropy(pair)
+        found = methods.entropy(pair.theta, pair.teacher)
     else:
         assert config.alpha is not None, "checked by the configuration"
         found = torch.full_like(pair.rest, config.alpha)

@@ -7,14 +7,16 @@ its own: Triton decides at its import whether to interpret.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from ramify.config import AlphaMethod, MixtureConfig
 from ramify.cuda import products
+from ramify.cuda.mixture import mix
 from ramify.kernels.activation import silu_and_multiply
 from ramify.kernels.draw import BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
 from ramify.kernels.few_rows_product import few_rows_gate_up, few_rows_product
@@ -109,8 +111,17 @@ def sampler(vocab_size: int) -> None:
         report(logits, scores, numbers, Reports.empty(rows, 20, CPU), processing)
 
 
+def mixture(vocab_size: int) -> None:
+    rows = 2
+    logits, first = torch.zeros(rows, vocab_size), torch.zeros(rows, dtype=torch.bool)
+    for method in get_args(AlphaMethod):
+        config = MixtureConfig(alpha_method=method, alpha=0.5 if method == "fixed" else None)
+        mix(logits, logits.clone(), config, first=first, special_token_ids=torch.zeros(1, dtype=torch.int64))
+
+
 if __name__ == "__main__":
     compile_instead_of_running()
     layers(torch.bfloat16)
     products_of_few_rows(torch.bfloat16)
     sampler(151_936)
+    mixture(151_936)

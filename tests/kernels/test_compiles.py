@@ -21,6 +21,14 @@ KERNELS = {
     "_row_product",
     "_few_rows_product",
     "_few_rows_gate_up",
+    "survey",
+    "grow",
+    "settle",
+    "seek",
+    "bound",
+    "refine",
+    "weigh",
+    "write",
 }
 
 

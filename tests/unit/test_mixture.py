@@ -17,7 +17,7 @@ from ramify.sampling import mixture, processors
 from ramify.sampling.alpha import STEPS
 from ramify.sampling.mixture import Mixed, mix
 from tests import mixture_reference as reference
-from tests.mixture_reference import KINDS, Truth, pairs, worst_ratio
+from tests.mixture_reference import KINDS, check_row, pairs, worst_ratio
 
 ROWS, VOCABULARY = 5, 1000
 
@@ -31,26 +31,6 @@ def mixed(theta: Tensor, teacher: Tensor, temperature: Tensor | float = 1.0, **o
         first=options.pop("first", torch.zeros(len(theta), dtype=torch.bool)),
         special_token_ids=torch.tensor([2, 5]),
     )
-
-
-def check_row(made: Mixed, row: int, theta: Tensor, teacher: Tensor) -> None:
-    """Everything that is said of one row, at the α it was given."""
-    alpha = float(made.alpha[row])
-    truth = Truth.of(theta[row], teacher[row], alpha)
-    scale = worst_ratio(theta[row], teacher[row])
-    q = reference.log_probabilities(made.logits[row])
-    if 0 < alpha < 1:
-        assert torch.allclose(q, made.logits[row].double(), atol=1e-5), (
-            "normalised, but where one model's own are taken"
-        )
-    assert (q.exp() - truth.log_q.exp()).abs().max() < 2e-6
-    assert torch.allclose(q, truth.log_q, rtol=1e-5, atol=1e-5)
-    assert float(made.log_z[row]) == pytest.approx(truth.log_z, rel=1e-6, abs=1e-6)
-    assert float(made.kl_theta[row]) == pytest.approx(truth.kl_theta, rel=1e-5, abs=1e-6 * scale)
-    assert float(made.kl_teacher[row]) == pytest.approx(truth.kl_teacher, rel=1e-5, abs=1e-6 * scale)
-    for said, true in ((made.ess_theta, truth.ess_theta), (made.ess_teacher, truth.ess_teacher)):
-        # Where the models disagree by hundreds the sum is a power of e with as many digits before the point.
-        assert float(said[row]) == pytest.approx(true, rel=1e-6 * scale + 1e-5, abs=1e-300)
 
 
 @pytest.mark.parametrize("kind", KINDS)
