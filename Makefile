@@ -1,6 +1,7 @@
 # One environment, .venv, made on first use. `make demo` needs the package alone, the other targets its dev tools.
 PYTHON ?= python3
 BIN := .venv/bin
+SERVE ?= # further flags: make serve SERVE="--port 9000"
 PROMPT ?= Once upon a time, in a small village by the sea,
 
 .PHONY: demo test test-long check format bench sanitize serve clean
@@ -32,8 +33,8 @@ sanitize:
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 \
 		$(PYTHON) -m pytest -q -x -p no:cacheprovider tests/kernels -k "not cuda_step and not compile"
 
-serve:
-	@echo "The HTTP server is not part of this version yet; see CHANGELOG.md." >&2; exit 1
+serve: .venv/.installed-server
+	$(BIN)/ramify serve $(SERVE)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -46,6 +47,10 @@ clean:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
+.venv/.installed-server: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[server]"
+	@touch $@ .venv/.installed
+
 .venv/.installed-dev: .venv/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	@touch $@ .venv/.installed
+	@touch $@ .venv/.installed .venv/.installed-server

@@ -14,6 +14,7 @@ several tokens at once, costs the engine nothing, and keeps no more than its own
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import threading
 from collections import deque
@@ -142,6 +143,7 @@ class AsyncEngine:
         self._is_sound = True
         self._thread = threading.Thread(target=self._run, name="ramify-engine", daemon=True)
         self._thread.start()
+        atexit.register(self.stop)  # a thread that computes while Python takes itself apart may crash the process
 
     # -- for callers, from any thread ------------------------------------------------------------------------
 
@@ -184,6 +186,10 @@ class AsyncEngine:
         if request_id in self._mailboxes:
             self._inbox.append(lambda: self._abort(request_id))
 
+    def abort_all(self) -> None:
+        for request_id in list(self._mailboxes):
+            self.abort(request_id)
+
     async def fetch(self, mailbox: Mailbox) -> RequestOutput:
         """Waits until the mailbox holds something and empties it; raises what ended the request, if nothing comes."""
         while True:
@@ -214,6 +220,7 @@ class AsyncEngine:
         with self._lock:
             self._accepts, self._stops = False, True
             self._called.notify()
+        atexit.unregister(self.stop)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 

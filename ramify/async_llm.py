@@ -38,7 +38,7 @@ class AsyncLLM:
         self.codec = built.codec
         self.intake = built.intake
         self.engine = AsyncEngine(built.core)
-        # Whoever forgets to shut it down gets it shut down: when it is lost, or when Python exits.
+        # Whoever forgets to shut it down and loses it need not pay for its thread and its memory for ever.
         self._finalizer = weakref.finalize(self, self.engine.stop)
 
     def generate(

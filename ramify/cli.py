@@ -1,8 +1,9 @@
-"""`ramify`: generate, chat, bench, models. Everything heavy is imported when a command needs it."""
+"""`ramify`: generate, chat, serve, bench, models. Everything heavy is imported when a command needs it."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from ramify.cli_options import ENGINE_FLAGS, SAMPLING_FIELDS, chosen, flags_of, with_flags
+from ramify.cli_options import ENGINE_FIELDS, ENGINE_FLAGS, SAMPLING_FIELDS, SERVER_FIELDS, chosen, flags_of, with_flags
+from ramify.config import EngineConfig
 from ramify.errors import RamifyError
 from ramify.sampling_params import OutputKind, SamplingParams
 from ramify.version import __version__
@@ -20,6 +22,7 @@ from ramify.version import __version__
 if TYPE_CHECKING:
     from ramify.llm import LLM
     from ramify.outputs import LogprobRow, RequestOutput
+    from ramify.server.service import ServedModel
 
 app = typer.Typer(
     name="ramify",
@@ -34,6 +37,8 @@ app.add_typer(models_app, name="models")
 ENGINE = flags_of(ENGINE_FLAGS, "Engine")
 # A command line shows text to people: longer, and in a chat calmer, than the library's bare defaults.
 GENERATE = flags_of(SAMPLING_FIELDS, "Sampling", {"max_tokens": 64})
+SERVER = flags_of(SERVER_FIELDS, "Server")
+SERVED_ENGINE = flags_of(ENGINE_FIELDS, "Engine")
 CHAT = flags_of(SAMPLING_FIELDS, "Sampling", {"max_tokens": 512, "temperature": 0.7, "top_p": 0.9})
 
 
@@ -110,6 +115,31 @@ def chat(
         messages.append({"role": "user", "content": said})
         answer = _answer(llm, messages, params)
         messages.append({"role": "assistant", "content": answer})
+
+
+@app.command()
+@with_flags(SERVER, SERVED_ENGINE)
+def serve(**values: Any) -> None:
+    """Serve a model over HTTP in OpenAI's protocol (needs the extra: pip install "ramify[server]")."""
+    try:
+        from ramify.server.run import serve as run_server
+    except ModuleNotFoundError as error:
+        raise RamifyError(f'the server needs {error.name}: pip install "ramify[server]"') from None
+    from ramify.server.config import ServerConfig
+
+    options = chosen(values, SERVER_FIELDS)
+    options["api_key"] = options["api_key"] or os.environ.get("RAMIFY_API_KEY")
+    config = ServerConfig(**options)
+    engine_options = chosen(values, ENGINE_FIELDS)
+    EngineConfig.from_options(**engine_options)  # a mistake shows before anything is loaded
+
+    def load_models() -> list[ServedModel]:
+        from ramify.async_llm import AsyncLLM
+        from ramify.server.service import ServedModel
+
+        return [ServedModel.of(AsyncLLM(say=_say, **engine_options), config.served_model_name)]
+
+    run_server(config, load_models, _say)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

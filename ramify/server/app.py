@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, FastAPI
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, FastAPI, Response
+from fastapi.responses import HTMLResponse, JSONResponse
 
 from ramify.async_llm import AsyncLLM
 from ramify.server import problems
 from ramify.server.body import JsonRoute
+from ramify.server.chat import chat_routes
+from ramify.server.completions import completion_routes
 from ramify.server.config import ServerConfig
+from ramify.server.documents import DESCRIPTION, failures
+from ramify.server.guard import Guard
+from ramify.server.metrics import ServerMetrics
+from ramify.server.reference import reference_page
+from ramify.server.replies import Health
 from ramify.server.service import ServedModel, Service
+from ramify.server.tokens import model_routes
 from ramify.version import __version__
+
+# Whoever has no key may ask whether the server lives. A page's static files hold no data and may be added here.
+OPEN_PATHS = frozenset({"/health"})
 
 
 def create_app(llm: AsyncLLM, config: ServerConfig | None = None) -> FastAPI:
@@ -23,15 +34,50 @@ def create_app(llm: AsyncLLM, config: ServerConfig | None = None) -> FastAPI:
 
 def app_of(service: Service) -> FastAPI:
     """An application over a service, which may be opened later: until then it answers 503."""
-    app = FastAPI(title="Ramify", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Ramify",
+        version=__version__,
+        description=DESCRIPTION,
+        docs_url=None,  # FastAPI's own pages load scripts from elsewhere
+        redoc_url=None,
+    )
+    metrics = ServerMetrics(service)
+    service.when_opened(metrics.listen_to)
     app.state.service = service
     problems.install(app)
-    router = APIRouter(route_class=JsonRoute)
+    app.include_router(completion_routes(service))
+    app.include_router(chat_routes(service))
+    app.include_router(model_routes(service))
+    app.include_router(_state_routes(service, metrics))
 
-    @router.get("/health")
+    @app.get("/docs", include_in_schema=False)
+    async def reference() -> HTMLResponse:
+        return HTMLResponse(reference_page(app.openapi()))
+
+    app.add_middleware(
+        Guard,
+        api_key=service.config.api_key,
+        open_paths=OPEN_PATHS,
+        count=lambda method, route, status: metrics.answers.labels(method, route, str(status)).inc(),
+    )
+    return app
+
+
+def _state_routes(service: Service, metrics: ServerMetrics) -> APIRouter:
+    router = APIRouter(route_class=JsonRoute, tags=["state"])
+
+    @router.get(
+        "/health",
+        response_model=Health,
+        responses={503: {"model": Health, "description": "Not ready, or not any more."}},
+    )
     async def health() -> JSONResponse:
         """200 once the model is loaded and as long as the engine works; 503 before, after and in between."""
         return JSONResponse({"status": "ready"}) if service.is_ready else JSONResponse({"status": "not ready"}, 503)
 
-    app.include_router(router)
-    return app
+    @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}, **failures(401)})
+    async def show_metrics() -> Response:
+        """Counters, gauges and histograms in Prometheus' text format."""
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return router

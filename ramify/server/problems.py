@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,10 +15,13 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from ramify.errors import ChatTemplateError, EngineClosedError, EngineFaultError, InvalidInputError
+from ramify.sampling_params import SamplingParams
 
 _log = logging.getLogger(__name__)
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 _SHOWN_CHARACTERS = 120
+_FIRST_WORD = re.compile(r"[a-z_]+")
+_FIELDS = {item.name for item in fields(SamplingParams)} | {"prompt", "messages", "stream", "stream_options"}
 
 
 class Problem(HTTPException):
@@ -73,7 +78,7 @@ def problem_of(error: BaseException) -> Problem:
         case RequestValidationError():
             return _invalid_fields(error)
         case InvalidInputError() | ChatTemplateError():
-            return Problem(400, str(error), code="invalid_value")
+            return Problem(400, str(error), param=_field_named(str(error)), code="invalid_value")
         case EngineClosedError():
             return Problem(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
         case EngineFaultError():
@@ -96,9 +101,17 @@ def _invalid_fields(error: RequestValidationError) -> Problem:
         case "model_attributes_type" | "dict_type":
             return Problem(400, f"{field} must be a JSON object, sent as application/json", param=param)
     said = first["msg"].removeprefix("Value error, ")
+    if not places:
+        return Problem(400, said, param=_field_named(said), code="invalid_value")
     wanted = said[0].lower() + said[1:].removeprefix("nput should be ")
     wanted = f"must be {wanted[1:]}" if said.startswith("Input should be ") else wanted
     return Problem(400, f"{field} {wanted}, got {_shown(first['input'])}", param=param, code="invalid_value")
+
+
+def _field_named(message: str) -> str | None:
+    """Our refusals begin with the field they are about, where it is one."""
+    first = _FIRST_WORD.match(message)
+    return first[0] if first is not None and first[0] in _FIELDS else None
 
 
 def _shown(value: object) -> str:

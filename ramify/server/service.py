@@ -57,6 +57,7 @@ class ServedModel:
     engine: AsyncEngine
     intake: RequestFactory
     max_model_len: int
+    owner: object = None  # kept alive as long as it is served: an AsyncLLM that is lost ends its engine
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -64,7 +65,7 @@ class ServedModel:
         """By its own name unless another is given; of a path the last part, since clients need not know folders."""
         own = PurePath(llm.config.model_config.model)
         is_hub_id = len(own.parts) == 2 and not own.is_absolute() and own.suffix != ".gguf" and own.parts[0] != ".."
-        return cls(name or (str(own) if is_hub_id else own.name), llm.engine, llm.intake, llm.max_model_len)
+        return cls(name or (str(own) if is_hub_id else own.name), llm.engine, llm.intake, llm.max_model_len, llm)
 
 
 class Service:
@@ -75,13 +76,28 @@ class Service:
         self.models: dict[str, ServedModel] = {}
         self.is_draining = False
         self._of_client: Counter[str] = Counter()
+        self._listeners: list[Callable[[ServedModel], None]] = []
 
     def open(self, models: Sequence[ServedModel]) -> None:
         self.models = {model.name: model for model in models}
+        for listener in self._listeners:
+            for model in models:
+                listener(model)
+
+    def when_opened(self, listener: Callable[[ServedModel], None]) -> None:
+        """Calls it with every model that is served, now or later."""
+        self._listeners.append(listener)
+        for model in self.models.values():
+            listener(model)
 
     @property
     def is_ready(self) -> bool:
         return bool(self.models) and not self.is_draining and all(item.engine.is_sound for item in self.models.values())
+
+    @property
+    def num_unfinished(self) -> int:
+        """Prompts that run or wait, of all models."""
+        return sum(model.engine.num_unfinished for model in self.models.values())
 
     def model(self, name: str | None) -> ServedModel:
         """The model of that name; the first where none is named."""
@@ -109,9 +125,8 @@ class Service:
     @contextmanager
     def room_for(self, num_prompts: int, client: str) -> Iterator[None]:
         """While this lasts the prompts count against the queue's limits."""
-        running = sum(model.engine.num_unfinished for model in self.models.values())
         most, most_of_one = self.config.max_queue, self.config.max_queue_per_client
-        if running + num_prompts > most:
+        if self.num_unfinished + num_prompts > most:
             raise Problem(
                 429, f"the queue is full ({most} prompts): try later", code="queue_full", headers={"Retry-After": "1"}
             )

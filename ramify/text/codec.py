@@ -10,6 +10,7 @@ from ramify.sampling_params import SamplingParams
 from ramify.text.chat_template import ChatTemplate
 from ramify.text.detokenizer import IncrementalDetokenizer
 from ramify.text.stream import TextStream
+from ramify.text.token_text import byte_of_character
 from ramify.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -23,6 +24,9 @@ class TextCodec:
         self.chat_template: ChatTemplate | None = None
         if tokenizer is not None and tokenizer.chat_template is not None:
             self.chat_template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
+        description = None if tokenizer is None else tokenizer.decoder_description
+        is_byte_level = description is not None and description["type"] == "ByteLevel"
+        self._alphabet = byte_of_character() if is_byte_level else None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if self.tokenizer is None:
@@ -43,6 +47,17 @@ class TextCodec:
 
     def decode_token(self, token_id: int) -> str:
         return self.decode([token_id])
+
+    def token_bytes(self, token_id: int) -> list[int]:
+        """The bytes a token stands for, also where they are only a part of a character."""
+        token = None if self.tokenizer is None else self.tokenizer.id_to_token(token_id)
+        if self.tokenizer is None or token is None:
+            return []
+        if self._alphabet is not None and all(character in self._alphabet for character in token):
+            return [self._alphabet[character] for character in token]
+        if token_id in self.tokenizer.byte_token_ids:
+            return [int(token[3:5], 16)]
+        return list(self.decode_token(token_id).encode("utf-8"))
 
     def make_stream(self, params: SamplingParams) -> TextStream:
         """An empty text that grows by tokens, as these parameters want it."""

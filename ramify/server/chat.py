@@ -1,0 +1,121 @@
+"""`/v1/chat/completions`: a conversation goes on."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from ramify.outputs import CompletionOutput, RequestOutput
+from ramify.sampling_params import SamplingParams
+from ramify.server.body import JsonRoute
+from ramify.server.choices import chat_logprobs, common
+from ramify.server.completions import has_news
+from ramify.server.documents import failures, streamed_or
+from ramify.server.exchange import answer
+from ramify.server.problems import Problem
+from ramify.server.protocol import ChatCompletionRequest
+from ramify.server.replies import ChatCompletion
+from ramify.server.service import ServedModel, Service, prepared
+
+
+def chat_routes(service: Service) -> APIRouter:
+    router = APIRouter(route_class=JsonRoute, tags=["samples"])
+
+    @router.post("/v1/chat/completions", response_model=None, responses={**streamed_or(ChatCompletion), **failures()})
+    async def create_chat_completion(body: ChatCompletionRequest, http: Request) -> Response:
+        """Answers a conversation, rendered by the model's chat template."""
+        model = service.model(body.model)
+        params = body.params()
+        service.check_samples(1, params)
+        if body.chat_template is not None and not service.config.allow_chat_template:
+            raise Problem(
+                400,
+                "chat_template is not allowed in requests here (the server's --allow-chat-template)",
+                param="chat_template",
+                code="not_allowed",
+            )
+        name = f"chatcmpl-{uuid.uuid4().hex}"
+        request = await prepared(
+            lambda: model.intake.chat_request(
+                body.messages,
+                params,
+                name,
+                add_generation_prompt=body.add_generation_prompt is not False,
+                chat_template_kwargs=body.chat_template_kwargs,
+                chat_template=body.chat_template,
+            ),
+            len(await http.body()),
+        )
+        return await answer(
+            service,
+            model,
+            [request],
+            ChatShape(name, model, body, params),
+            http,
+            is_streamed=bool(body.stream),
+            include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        )
+
+    return router
+
+
+class ChatShape:
+    def __init__(self, name: str, model: ServedModel, body: ChatCompletionRequest, params: SamplingParams) -> None:
+        self._head = {"id": name, "created": int(time.time()), "model": model.name}
+        self._codec = model.intake.codec
+        self._body = body
+        self._params = params
+        self._begun: set[int] = set()
+        self._ended: set[int] = set()
+
+    def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._head, "object": "chat.completion.chunk", "choices": choices}
+
+    def reply(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        [output] = outputs
+        choices = [
+            {
+                "index": item.index,
+                "message": {"role": "assistant", "content": item.text, "refusal": None},
+                "logprobs": self._logprobs(item),
+                **self._rest(item),
+            }
+            for item in output.outputs
+        ]
+        reply = {**self._head, "object": "chat.completion", "choices": choices}
+        if self._body.return_token_ids:
+            reply["prompt_token_ids"] = list(output.prompt_token_ids)
+        return reply
+
+    def chunks(self, _place: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        for item in output.outputs:
+            if item.index not in self._begun:
+                self._begun.add(item.index)
+                opening = {"role": "assistant", "content": "", "refusal": None}
+                first = self.envelope(
+                    [{"index": item.index, "delta": opening, "logprobs": None, "finish_reason": None}]
+                )
+                if self._body.return_token_ids:
+                    first["prompt_token_ids"] = list(output.prompt_token_ids)
+                yield first
+            if item.index in self._ended or not has_news(
+                item, self._params, with_token_ids=self._body.return_token_ids
+            ):
+                continue
+            if item.finish_reason is not None:
+                self._ended.add(item.index)
+            delta = {"content": item.text} if item.text or item.finish_reason is None else {}
+            choice = {"index": item.index, "delta": delta, "logprobs": self._logprobs(item), **self._rest(item)}
+            yield self.envelope([choice])
+
+    def _rest(self, item: CompletionOutput) -> dict[str, Any]:
+        return common(item, with_token_ids=bool(self._body.return_token_ids))
+
+    def _logprobs(self, item: CompletionOutput) -> dict[str, Any] | None:
+        if item.logprobs is None:
+            return None
+        return chat_logprobs(self._codec, item.token_ids, item.logprobs, self._body.top_logprobs or 0)

@@ -1,0 +1,107 @@
+"""The client's end of a request: how long it may take, whether the client is still there, events on their way to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from starlette.types import Receive, Scope, Send
+
+from ramify.server.problems import Problem, problem_of
+
+T = TypeVar("T")
+ARRIVAL = "ramify.arrival"  # in a request's scope: when it came, by the event loop's clock
+_LAST_WORDS_SECONDS = 1.0
+_DONE = b"data: [DONE]\n\n"
+
+
+def deadline_of(scope: Scope, seconds: float) -> float:
+    arrival: float = scope.get(ARRIVAL, asyncio.get_running_loop().time())
+    return arrival + seconds
+
+
+def out_of_time(seconds: float) -> Problem:
+    return Problem(408, f"the request took longer than {seconds:g} s", code="request_timeout")
+
+
+async def unless_gone(request: Request, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """What the work gives; it is cancelled when the client goes away or the request's time is over."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_until_gone(request.receive))
+    left = deadline_of(request.scope, seconds) - asyncio.get_running_loop().time()
+    try:
+        done, _ = await asyncio.wait({working, leaving}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if working in done:
+            return working.result()
+        if leaving in done:
+            raise Problem(499, "the client went away", code="client_gone")
+        raise out_of_time(seconds)
+    finally:
+        await _cancel(working, leaving)
+
+
+class EventStream(Response):
+    """Server-sent events. Ends early, and lets go of what it holds, when the client goes away or time is over.
+
+    A client that reads slowly holds up `send`; what happens meanwhile is joined upstream.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], *, seconds: float, release: Callable[[], None]) -> None:
+        super().__init__()
+        del self.headers["content-length"]
+        self.headers["cache-control"] = "no-cache"
+        self._events = events
+        self._seconds = seconds
+        self._release = release
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send(send, deadline_of(scope, self._seconds)))
+        leaving = asyncio.ensure_future(_until_gone(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _cancel(sending, leaving)
+            self._release()
+
+    async def _send(self, send: Send, deadline: float) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async with asyncio.timeout_at(deadline):
+                async for event in self._events:
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+        except asyncio.CancelledError:
+            raise
+        except TimeoutError:
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):  # perhaps it is the client that does not read
+                await send(_body(event_of(out_of_time(self._seconds).as_json())))
+        except Exception as error:  # too late for a status: the stream itself says what happened
+            await send(_body(event_of(problem_of(error).as_json())))
+        await send({"type": "http.response.body", "body": _DONE, "more_body": False})
+
+
+def event_of(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def events_of(values: Iterable[dict[str, Any]]) -> bytes:
+    return b"".join(map(event_of, values))
+
+
+def _body(event: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": event, "more_body": True}
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,122 @@
+"""An exchange: the prompts of one HTTP request on their way through the engine, and back as one reply or as events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+from fastapi import Request as HttpRequest
+from fastapi import Response
+from fastapi.responses import JSONResponse
+
+from ramify.async_engine import RequestStream
+from ramify.outputs import RequestOutput
+from ramify.request import Request
+from ramify.server.choices import check_sound, usage
+from ramify.server.connection import EventStream, events_of, unless_gone
+from ramify.server.service import ServedModel, Service
+
+
+class Shape(Protocol):
+    """How outputs look to the client: one for completions, one for chats."""
+
+    def reply(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """The whole reply, without the usage."""
+        ...
+
+    def chunks(self, place: int, output: RequestOutput) -> Iterable[dict[str, Any]]:
+        """What is new of the prompt at this place."""
+        ...
+
+    def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """A chunk around these choices."""
+        ...
+
+
+async def answer(
+    service: Service,
+    model: ServedModel,
+    requests: list[Request],
+    shape: Shape,
+    http: HttpRequest,
+    *,
+    is_streamed: bool,
+    include_usage: bool,
+) -> Response:
+    """Submits the requests and answers, plainly or as a stream; whatever ends the exchange frees what it held."""
+    seconds = service.config.request_timeout
+    client = "" if http.client is None else http.client.host
+    with ExitStack() as held:
+        held.enter_context(service.room_for(len(requests), client))
+        streams = []
+        for request in requests:
+            streams.append(model.engine.submit(request))
+            held.callback(streams[-1].close)
+        if not is_streamed:
+            outputs = await unless_gone(http, seconds, _finals(streams))
+            for output in outputs:
+                check_sound(output)
+            return JSONResponse({**shape.reply(outputs), "usage": usage(outputs, _num_tokens(outputs))})
+        events = _events(streams, shape, include_usage=include_usage)
+        return EventStream(events, seconds=seconds, release=held.pop_all().close)
+
+
+async def _finals(streams: list[RequestStream]) -> list[RequestOutput]:
+    return [await stream.final() for stream in streams]
+
+
+async def _events(streams: list[RequestStream], shape: Shape, *, include_usage: bool) -> AsyncIterator[bytes]:
+    """One piece of bytes per output; several chunks where several samples grew."""
+    ends: list[RequestOutput] = []
+    num_tokens = 0
+    async for place, output in _joined(streams):
+        if output.finished:
+            check_sound(output)
+            ends.append(output)
+        num_tokens += _num_tokens([output])
+        chunks = list(shape.chunks(place, output))
+        if include_usage:
+            chunks = [{**chunk, "usage": None} for chunk in chunks]
+        if chunks:
+            yield events_of(chunks)
+    if include_usage:
+        yield events_of([{**shape.envelope([]), "usage": usage(ends, num_tokens)}])
+
+
+async def _joined(streams: list[RequestStream]) -> AsyncIterator[tuple[int, RequestOutput]]:
+    """The outputs of several streams with their places, as they come; no more than one waits for the reader."""
+    if len(streams) == 1:
+        async for output in streams[0]:
+            yield 0, output
+        return
+    arrived: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(maxsize=1)
+
+    async def read(place: int, stream: RequestStream) -> None:
+        try:
+            async for output in stream:
+                await arrived.put((place, output))
+            await arrived.put((place, None))
+        except Exception as error:
+            await arrived.put((place, error))
+
+    readers = [asyncio.create_task(read(place, stream)) for place, stream in enumerate(streams)]
+    try:
+        unfinished = len(streams)
+        while unfinished:
+            place, item = await arrived.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                unfinished -= 1
+            else:
+                yield place, item
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+
+def _num_tokens(outputs: Iterable[RequestOutput]) -> int:
+    return sum(len(item.token_ids) for output in outputs for item in output.outputs)

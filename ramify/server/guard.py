@@ -1,0 +1,62 @@
+"""What stands before every route: the API key, the time of arrival, a count of answers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import Callable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ramify.server.connection import ARRIVAL
+from ramify.server.problems import Problem
+
+Count = Callable[[str, str, int], None]
+
+
+class Guard:
+    """Pure ASGI, so that it stands in no stream's way. `open_paths` need no key: they hold no data."""
+
+    def __init__(self, app: ASGIApp, *, api_key: str | None, open_paths: frozenset[str], count: Count) -> None:
+        self._app = app
+        self._digest = None if api_key is None else _digest(api_key.encode())
+        self._open_paths = open_paths
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            raise RuntimeError("there are no web sockets here")
+        scope[ARRIVAL] = asyncio.get_running_loop().time()
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = getattr(scope.get("route"), "path", "unknown")
+                self._count(scope["method"], route, message["status"])
+                message["headers"] = [*message["headers"], (b"x-content-type-options", b"nosniff")]
+            await send(message)
+
+        if self._digest is not None and scope["path"] not in self._open_paths and not self._has_key(scope):
+            refusal = Problem(
+                401,
+                "a valid API key is needed: send Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+            await refusal.response()(scope, receive, counted)
+            return
+        await self._app(scope, receive, counted)
+
+    def _has_key(self, scope: Scope) -> bool:
+        """Digests have one length, and comparing them takes one time, whatever was sent."""
+        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        is_right = hmac.compare_digest(_digest(key.strip().encode("latin-1", "replace")), self._digest or b"")
+        return is_right and kind.lower() == "bearer"
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

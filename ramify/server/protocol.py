@@ -1,0 +1,186 @@
+"""What clients send: one class per route that takes a body."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+
+from ramify.sampling_params import MAX_TOKENS, OutputKind, SamplingParams
+from ramify.server.fields import Empty, SamplingFields, Strict, TokenId
+
+_TEXT = {"type": "string"}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+
+
+def _prompts(given: object) -> list[str | list[int]]:
+    """One prompt or several, each a text or token ids; ids themselves are compared with the vocabulary later."""
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, list) or not given:
+        raise ValueError("must be a text, token ids, or a list of these that is not empty")
+    if all(type(item) is int for item in given):
+        return [given]
+    if all(isinstance(item, str) for item in given):
+        return list(given)
+    if all(isinstance(item, list) and item and all(type(token) is int for token in item) for item in given):
+        return list(given)
+    raise ValueError("must be a text, token ids, or a list of one kind of these")
+
+
+Prompts = Annotated[
+    list[str | list[int]],
+    PlainValidator(_prompts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _TEXT,
+                {"type": "array", "items": _TEXT, "minItems": 1},
+                _IDS,
+                {"type": "array", "items": _IDS, "minItems": 1},
+            ]
+        }
+    ),
+]
+# Checked by the code that hands messages to templates, which names what is wrong more kindly than a schema could.
+Messages = Annotated[
+    list[Any],
+    WithJsonSchema(
+        {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["role", "content"],
+                "properties": {
+                    "role": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+                    "content": {
+                        "anyOf": [
+                            _TEXT,
+                            {
+                                "type": "array",
+                                "items": {
+                                    "type": "object",
+                                    "required": ["type", "text"],
+                                    "properties": {"type": {"const": "text"}, "text": _TEXT},
+                                },
+                            },
+                        ]
+                    },
+                },
+            },
+        }
+    ),
+]
+
+
+class CompletionRequest(SamplingFields):
+    prompt: Prompts = Field(description="A text, a list of texts, token ids, or a list of lists of token ids.")
+    max_tokens: int | None = Field(
+        None, ge=0, le=MAX_TOKENS, description="Longest output (default 16); 0 only with echo or prompt_logprobs."
+    )
+    logprobs: int | None = Field(None, ge=0, description="Report this many of the likeliest tokens per token.")
+    prompt_logprobs: int | None = Field(
+        None, ge=0, description="The same for the prompt, token by token; not together with stream."
+    )
+    echo: bool | None = Field(None, description="Put the prompt before the output; with logprobs, those of both.")
+    suffix: Literal[""] | None = Field(None, description="Not supported; null and an empty text are accepted.")
+    add_special_tokens: bool | None = Field(
+        None, description="Whether BOS and the like are added to texts (default true)."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.stream and (self.prompt_logprobs is not None or (self.echo and self.logprobs is not None)):
+            raise ValueError("prompt_logprobs, and echo with logprobs, cannot be streamed")
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise ValueError("max_tokens must be at least 1; 0 goes with echo or prompt_logprobs alone")
+        return self
+
+    def params(self) -> SamplingParams:
+        prompt_logprobs = self.prompt_logprobs
+        if self.echo and self.logprobs is not None:
+            prompt_logprobs = max(self.logprobs, prompt_logprobs or 0)
+        elif self.max_tokens == 0 and prompt_logprobs is None:
+            prompt_logprobs = 0  # nothing is drawn, and the engine wants to be asked for something
+        return self.sampling_params(
+            max_tokens=16 if self.max_tokens is None else self.max_tokens,
+            logprobs=self.logprobs,
+            prompt_logprobs=prompt_logprobs,
+            output_kind=OutputKind.DELTA if self.stream else OutputKind.FINAL_ONLY,
+        )
+
+
+class TextFormat(Strict):
+    type: Literal["text"]
+
+
+class ChatCompletionRequest(SamplingFields):
+    messages: Messages = Field(description="The conversation: objects with a role and a content of text.")
+    max_completion_tokens: int | None = Field(
+        None, ge=1, le=MAX_TOKENS, description="Longest answer (default: what the context has left)."
+    )
+    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="The older name of the same.")
+    logprobs: bool | None = Field(None, description="Report the logprob of every token.")
+    top_logprobs: int | None = Field(None, ge=0, description="And of this many of the likeliest; needs logprobs.")
+    add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn (default true).")
+    chat_template: str | None = Field(None, description="Another template; only where the server allows it.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables the template reads.")
+
+    response_format: TextFormat | None = Field(None, description="Only `text` is supported.")
+    tools: Empty | None = Field(None, description="Not supported; null and an empty list are accepted.")
+    tool_choice: Literal["none", "auto"] | None = Field(None, description="There are no tools to choose from.")
+    parallel_tool_calls: bool | None = Field(None, description="There are no tools to call.")
+    functions: Empty | None = Field(None, description="Not supported; null and an empty list are accepted.")
+    function_call: Literal["none", "auto"] | None = Field(None, description="There are no functions to call.")
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = Field(
+        None, description="Only `text` is supported."
+    )
+    service_tier: Literal["auto", "default"] | None = Field(None, description="There is one tier.")
+    store: Literal[False] | None = Field(None, description="Nothing is stored.")
+    metadata: Annotated[dict[str, str], Field(max_length=0)] | None = Field(
+        None, description="Belongs to stored answers; null and an empty object are accepted."
+    )
+    audio: None = Field(None, description="Not supported; null is accepted.")
+    prediction: None = Field(None, description="Not supported; null is accepted.")
+    reasoning_effort: None = Field(None, description="Not supported; null is accepted.")
+    web_search_options: None = Field(None, description="Not supported; null is accepted.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            raise ValueError("max_tokens and max_completion_tokens are two names of one limit and must not differ")
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs to be true")
+        return self
+
+    def params(self) -> SamplingParams:
+        return self.sampling_params(
+            max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            output_kind=OutputKind.DELTA if self.stream else OutputKind.FINAL_ONLY,
+        )
+
+
+class TokenizeRequest(Strict):
+    """Either a prompt or messages."""
+
+    model: str | None = Field(None, max_length=256, description="A name from `/v1/models`; by default the first.")
+    prompt: str | None = Field(None, description="A text.")
+    messages: Messages | None = Field(None, description="A conversation, rendered by the chat template.")
+    add_special_tokens: bool | None = Field(None, description="Whether BOS and the like are added (a prompt: true).")
+    add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn (default true).")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables the template reads.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("one of prompt and messages must be given")
+        if self.messages is None and (self.add_generation_prompt is not None or self.chat_template_kwargs is not None):
+            raise ValueError("add_generation_prompt and chat_template_kwargs go with messages")
+        return self
+
+
+class DetokenizeRequest(Strict):
+    model: str | None = Field(None, max_length=256, description="A name from `/v1/models`; by default the first.")
+    tokens: list[TokenId] = Field(description="Token ids.")

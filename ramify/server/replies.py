@@ -1,0 +1,126 @@
+"""What clients get, as the OpenAPI document describes it; `choices.py` makes it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Reply(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class PromptDetails(Reply):
+    cached_tokens: int = Field(description="Prompt tokens that were not computed, because a prefix was known.")
+
+
+class Usage(Reply):
+    prompt_tokens: int
+    completion_tokens: int = Field(description="Tokens of the returned choices.")
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class CompletionLogprobs(Reply):
+    """One entry per token; with echo, of the prompt too, whose first token has no logprob."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class PromptToken(Reply):
+    token_id: int
+    token: str | None
+    logprob: float
+    rank: int
+
+
+class Choice(Reply):
+    index: int = Field(description="Prompt by prompt: prompt number times n, plus the sample's number or rank.")
+    finish_reason: Literal["stop", "length"] | None
+    stop_reason: int | str | None = Field(None, description="The stop id or text that ended it; null for EOS.")
+    score: float | None = Field(None, description="What ranked it: best_of and beam search only.")
+    token_ids: list[int] | None = Field(None, description="With return_token_ids.")
+
+
+class CompletionChoice(Choice):
+    text: str
+    logprobs: CompletionLogprobs | None
+    prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids.")
+    prompt_logprobs: list[list[PromptToken] | None] | None = Field(None, description="With prompt_logprobs.")
+
+
+class Completion(Reply):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class TopLogprob(Reply):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Reply):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class ChatMessage(Reply):
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(Choice):
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+
+
+class ChatCompletion(Reply):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids.")
+
+
+class ModelCard(Reply):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int = Field(description="Longest prompt and output together, in tokens.")
+
+
+class ModelList(Reply):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class TokenizeReply(Reply):
+    tokens: list[int]
+    token_strs: list[str] = Field(description="Each token's own text.")
+    count: int
+    max_model_len: int
+
+
+class DetokenizeReply(Reply):
+    prompt: str
+
+
+class Health(Reply):
+    status: Literal["ready", "not ready"]

@@ -1,0 +1,78 @@
+"""`/v1/models`, `/tokenize` and `/detokenize`: what there is to know without drawing anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from ramify import validation as check
+from ramify.errors import InvalidInputError
+from ramify.server.body import JsonRoute
+from ramify.server.documents import failures
+from ramify.server.protocol import DetokenizeRequest, TokenizeRequest
+from ramify.server.replies import DetokenizeReply, ModelCard, ModelList, TokenizeReply
+from ramify.server.service import ServedModel, Service, prepared
+
+
+def model_routes(service: Service) -> APIRouter:
+    router = APIRouter(route_class=JsonRoute, tags=["models"])
+
+    @router.get("/v1/models", response_model=ModelList, responses=failures(401, 503))
+    async def list_models() -> dict[str, Any]:
+        """The models that are served, with the longest context of each."""
+        service.model(None)
+        return {"object": "list", "data": [_card(model) for model in service.models.values()]}
+
+    @router.get("/v1/models/{name:path}", response_model=ModelCard, responses=failures(401, 404, 503))
+    async def show_model(name: str) -> dict[str, Any]:
+        """One of them."""
+        return _card(service.model(name))
+
+    @router.post("/tokenize", response_model=TokenizeReply, responses=failures(400, 401, 404, 413, 503))
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        """The token ids of a text or a conversation, exactly as a request for samples would have them."""
+        model = service.model(body.model)
+        size = len(body.prompt) if body.prompt is not None else 10**6
+        token_ids, texts = await prepared(lambda: _tokens(model, body), size)
+        return {
+            "tokens": token_ids,
+            "token_strs": texts,
+            "count": len(token_ids),
+            "max_model_len": model.max_model_len,
+        }
+
+    @router.post("/detokenize", response_model=DetokenizeReply, responses=failures(400, 401, 404, 413, 503))
+    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+        """The text of token ids, special tokens written out."""
+        model = service.model(body.model)
+        check.token_ids("tokens", body.tokens, 2**31, model.intake.vocab_size)
+        if model.intake.codec.tokenizer is None:
+            raise InvalidInputError("this model has no tokenizer: there is no text")
+        return {"prompt": await prepared(lambda: model.intake.codec.decode(body.tokens), len(body.tokens))}
+
+    return router
+
+
+def _card(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "ramify",
+        "max_model_len": model.max_model_len,
+    }
+
+
+def _tokens(model: ServedModel, body: TokenizeRequest) -> tuple[list[int], list[str]]:
+    codec = model.intake.codec
+    if body.prompt is not None:
+        ids = codec.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    else:
+        text = codec.render_chat(
+            body.messages or [],
+            add_generation_prompt=body.add_generation_prompt is not False,
+            chat_template_kwargs=body.chat_template_kwargs,
+        )
+        ids = codec.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    return ids, list(map(codec.decode_token, ids))
