@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Coroutine
@@ -11,6 +12,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from ramify.server.config import ServerConfig
+from ramify.server.connection import deadline_of, out_of_time
 from ramify.server.problems import Problem
 
 # Strings are skipped whole: brackets inside them nest nothing.
@@ -28,19 +30,26 @@ class JsonRequest(Request):
 
     async def body(self) -> bytes:
         if not hasattr(self, "_whole"):
-            most = self._limits.max_body_bytes
-            too_large = Problem(413, f"the body must have at most {most} bytes", code="body_too_large")
-            announced = self.headers.get("content-length", "0")
-            if announced.isdecimal() and int(announced[:20]) > most:
-                raise too_large
-            pieces, length = [], 0
-            async for piece in self.stream():
-                length += len(piece)
-                if length > most:
-                    raise too_large
-                pieces.append(piece)
-            self._whole = b"".join(pieces)
+            seconds = self._limits.request_timeout
+            try:
+                async with asyncio.timeout_at(deadline_of(self.scope, seconds)):
+                    self._whole = await self._read(self._limits.max_body_bytes)
+            except TimeoutError:
+                raise out_of_time(seconds) from None
         return self._whole
+
+    async def _read(self, most: int) -> bytes:
+        too_large = Problem(413, f"the body must have at most {most} bytes", code="body_too_large")
+        announced = self.headers.get("content-length", "0")
+        if announced.isdecimal() and int(announced[:20]) > most:
+            raise too_large
+        pieces, length = [], 0
+        async for piece in self.stream():
+            length += len(piece)
+            if length > most:
+                raise too_large
+            pieces.append(piece)
+        return b"".join(pieces)
 
     async def json(self) -> Any:
         return parse_json(await self.body(), self._limits.max_json_depth)

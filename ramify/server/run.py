@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import resource
 import signal
 import socket
 import threading
@@ -39,7 +40,10 @@ def serve(config: ServerConfig, load_models: LoadModels, say: Say) -> None:
     After the signal no request is taken, running ones get the grace period, then they are ended with an error. A
     second signal ends them at once. What `load_models` raises is raised here.
     """
-    disable_created_metrics()  # of the process, which is ours here: a second series beside every counter
+    # The process is ours: no second series beside every counter, and as many connections as the system allows.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     asyncio.run(_serve(config, load_models, say))
 
 
