@@ -17,6 +17,7 @@ from ramify.cli_options import ENGINE_FIELDS, ENGINE_FLAGS, SAMPLING_FIELDS, SER
 from ramify.config import EngineConfig
 from ramify.errors import RamifyError
 from ramify.sampling_params import OutputKind, SamplingParams
+from ramify.server.config import ServerConfig
 from ramify.version import __version__
 
 if TYPE_CHECKING:
@@ -121,17 +122,15 @@ def chat(
 @with_flags(SERVER, SERVED_ENGINE)
 def serve(**values: Any) -> None:
     """Serve a model over HTTP in OpenAI's protocol (needs the extra: pip install "ramify[server]")."""
-    try:
-        from ramify.server.run import serve as run_server
-    except ModuleNotFoundError as error:
-        raise RamifyError(f'the server needs {error.name}: pip install "ramify[server]"') from None
-    from ramify.server.config import ServerConfig
-
     options = chosen(values, SERVER_FIELDS)
     options["api_key"] = options["api_key"] or os.environ.get("RAMIFY_API_KEY")
     config = ServerConfig(**options)
     engine_options = chosen(values, ENGINE_FIELDS)
     EngineConfig.from_options(**engine_options)  # a mistake shows before anything is loaded
+    try:
+        from ramify.server.run import serve as run_server
+    except ModuleNotFoundError as error:
+        raise RamifyError(f'the server needs {error.name}: pip install "ramify[server]"') from None
 
     def load_models() -> list[ServedModel]:
         from ramify.async_llm import AsyncLLM

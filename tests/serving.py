@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -12,26 +13,27 @@ from fastapi import FastAPI
 
 
 @contextmanager
-def serving(app: FastAPI, *, max_header_bytes: int = 16 * 2**10) -> Iterator[str]:
-    """The address of a server that runs as long as the block does."""
+def serving(app: FastAPI, *, max_header_bytes: int = 16 * 2**10, send_buffer: int | None = None) -> Iterator[str]:
+    """The address of a server that runs as long as the block does; `send_buffer` bounds what the system takes ahead."""
+    listener = socket.socket()
+    if send_buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    listener.bind(("127.0.0.1", 0))
     server = uvicorn.Server(
         uvicorn.Config(
             app,
-            host="127.0.0.1",
-            port=0,
             http="h11",
             log_level="warning",
             h11_max_incomplete_event_size=max_header_bytes,
             timeout_graceful_shutdown=5,
         )
     )
-    thread = threading.Thread(target=server.run, daemon=True)
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     while not server.started:
         assert thread.is_alive(), "the server did not start"
         time.sleep(0.01)
-    [listener] = server.servers
-    yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     server.should_exit = True
     thread.join(timeout=30)
     assert not thread.is_alive(), "the server does not end"

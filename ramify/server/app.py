@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from ramify.async_llm import AsyncLLM
 from ramify.server import problems
 from ramify.server.body import JsonRoute
 from ramify.server.chat import chat_routes
@@ -19,6 +20,9 @@ from ramify.server.replies import Health
 from ramify.server.service import ServedModel, Service
 from ramify.server.tokens import model_routes
 from ramify.version import __version__
+
+if TYPE_CHECKING:
+    from ramify.async_llm import AsyncLLM  # brings torch, which a server that still loads its model need not wait for
 
 # Whoever has no key may ask whether the server lives. A page's static files hold no data and may be added here.
 OPEN_PATHS = frozenset({"/health"})

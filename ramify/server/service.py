@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ramify.async_engine import AsyncEngine
-from ramify.async_llm import AsyncLLM
 from ramify.intake import Prompt
 from ramify.request import Request
 from ramify.sampling_params import SamplingParams
 from ramify.server.config import ServerConfig
 from ramify.server.problems import Problem
 from ramify.text.codec import Message, TextCodec
+
+if TYPE_CHECKING:
+    from ramify.async_llm import AsyncLLM  # brings torch
 
 T = TypeVar("T")
 _LONG_CHARACTERS = 20_000  # tokenizing this much takes some ten milliseconds: not in the event loop

@@ -34,6 +34,7 @@ HOST_MODULES = (
     "ramify.search.manual",
     "ramify.search.ranking",
     "ramify.sequence",
+    "ramify.server.run",
     "ramify.validation",
     *(f"ramify.text.{item.name}" for item in pkgutil.iter_modules(ramify.text.__path__)),
 )

@@ -1,0 +1,217 @@
+"""`ramify serve` as a process: start, health, signals, exit status, mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import CheckpointMaker
+
+LONG = {"prompt": [5, 6, 7], "max_tokens": 500, "ignore_eos": True, "stream": True, "return_token_ids": True}
+
+
+class Process:
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, "-c", "from ramify.cli import main; main()", "serve", "--port", "0", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "COLUMNS": "200", **environment},
+        )
+        self.said: list[str] = []
+
+    def url(self) -> str:
+        """Where it serves, as it says itself once the model is there."""
+        assert self.popen.stderr is not None
+        for line in self.popen.stderr:
+            self.said.append(line)
+            found = re.search(r"at (http://\S+)", line)
+            if found:
+                return found[1]
+        raise AssertionError(f"it never served: {''.join(self.said)}")
+
+    def end(self, *signals: int) -> tuple[int, str]:
+        """Sends signals; returns the exit status and what it said since it served."""
+        for number in signals:
+            self.popen.send_signal(number)
+            time.sleep(0.2)
+        _, said = self.popen.communicate(timeout=60)
+        return self.popen.returncode, said
+
+
+@contextmanager
+def process(*arguments: str, **environment: str) -> Iterator[Process]:
+    made = Process(*arguments, **environment)
+    try:
+        yield made
+    finally:
+        made.popen.kill()
+        made.popen.communicate()
+
+
+@pytest.fixture(scope="module")
+def folder(make_checkpoint: CheckpointMaker) -> Path:
+    return make_checkpoint("llama", max_position_embeddings=4096)
+
+
+def model(folder: Path, *more: str) -> list[str]:
+    return ["--model", str(folder), "--num-kv-blocks", "600", *more]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_an_idle_server_with_status_0(folder: Path, number: int) -> None:
+    with process(*model(folder)) as server:
+        url = server.url()
+        assert url.startswith("http://127.0.0.1:")
+        assert httpx.get(f"{url}/health").json() == {"status": "ready"}
+        [card] = httpx.get(f"{url}/v1/models").json()["data"]
+        assert card["id"] == folder.name, "clients learn a name, not a path"
+        status, said = server.end(number)
+    assert [status, said] == [0, ""]
+
+
+def read_events(url: str, body: dict[str, Any], into: list[dict[str, Any]], begun: threading.Event) -> None:
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as reply:
+        for line in reply.iter_lines():
+            if line.startswith("data: "):
+                into.append({"done": True} if line == "data: [DONE]" else json.loads(line[6:]))
+                begun.set()
+
+
+def interrupted(url: str, server: Process, body: dict[str, Any], *signals: int) -> tuple[int, list[dict[str, Any]]]:
+    """Streams, sends signals in the middle, returns the exit status and the events."""
+    events: list[dict[str, Any]] = []
+    begun = threading.Event()
+    reader = threading.Thread(target=read_events, args=(url, body, events, begun))
+    reader.start()
+    assert begun.wait(60)
+    status, _ = server.end(*signals)
+    reader.join(60)
+    return status, events
+
+
+def test_sigterm_in_the_middle_lets_a_request_end_within_the_grace_time(folder: Path) -> None:
+    with process(*model(folder, "--grace-period", "50")) as server:
+        status, events = interrupted(server.url(), server, LONG, signal.SIGTERM)
+    tokens = [token for event in events for choice in event.get("choices", ()) for token in choice["token_ids"]]
+    assert status == 0
+    assert events[-1] == {"done": True}
+    assert events[-2]["choices"][0]["finish_reason"] == "length"
+    assert len(tokens) == 500
+
+
+@pytest.mark.parametrize(
+    ("grace", "signals"), [("0", [signal.SIGTERM]), ("50", [signal.SIGTERM, signal.SIGINT])], ids=["no grace", "twice"]
+)
+def test_after_the_grace_time_a_request_ends_with_an_error(folder: Path, grace: str, signals: list[int]) -> None:
+    with process(*model(folder, "--grace-period", grace)) as server:
+        status, events = interrupted(server.url(), server, {**LONG, "max_tokens": 4_000}, *signals)
+    assert status == 0
+    assert events[-1] == {"done": True}
+    assert events[-2]["error"]["code"] == "aborted"
+    assert "shutting down" in events[-2]["error"]["message"]
+
+
+def test_health_is_503_until_the_model_is_there(tmp_path: Path) -> None:
+    """The checkpoint's configuration is a pipe that nobody writes to: loading waits, and the server answers."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    os.mkfifo(slow / "config.json")
+    with process("--model", str(slow), "--port", str(port), "--api-key", "sesame") as server:
+        url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                reply = httpx.get(f"{url}/health")
+                break
+            except httpx.ConnectError:
+                time.sleep(0.05)
+        assert reply.status_code == 503
+        assert reply.json() == {"status": "not ready"}
+        waiting = httpx.get(f"{url}/v1/models", headers={"Authorization": "Bearer sesame"})
+        assert waiting.status_code == 503
+        assert waiting.json()["error"]["code"] == "not_ready"
+        assert int(waiting.headers["retry-after"]) >= 1
+        status, said = server.end(signal.SIGTERM)
+    assert [status, said] == [0, ""], "it ends although a thread still waits for the model"
+
+
+def test_the_key_may_come_from_the_environment(folder: Path) -> None:
+    with process(*model(folder, "--served-model-name", "tiny"), RAMIFY_API_KEY="sesame") as server:
+        url = server.url()
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        reply = httpx.get(f"{url}/v1/models", headers={"Authorization": "Bearer sesame"})
+        assert reply.json()["data"][0]["id"] == "tiny"
+
+
+def test_mistakes_are_one_line_and_status_2(folder: Path) -> None:
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for arguments, said in (
+            (model(folder, "--port", port), "cannot listen at 127.0.0.1 port"),
+            (["--model", "/no/such/folder"], "/no/such/folder"),
+            (model(folder, "--max-samples", "0"), "max_samples must be"),
+            (model(folder, "--block-size", "0"), "block_size must be"),
+        ):
+            with process(*arguments) as server:
+                output, errors = server.popen.communicate(timeout=60)
+            assert server.popen.returncode == 2, errors
+            assert said in errors
+            assert len(errors.strip().splitlines()) == 1, errors
+            assert output == ""
+
+
+def test_metrics_count_what_happened(folder: Path) -> None:
+    with process(*model(folder)) as server:
+        url = server.url()
+        body = {"prompt": [[5, 6, 7] * 20, [5, 6, 7] * 20], "max_tokens": 4, "n": 2, "ignore_eos": True}
+        for _ in range(2):
+            assert httpx.post(f"{url}/v1/completions", json=body).status_code == 200
+        httpx.post(f"{url}/v1/completions", json={"prompt": [5], "n": 0})
+        lines = httpx.get(f"{url}/metrics").text.splitlines()
+    values = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
+    assert all(name.startswith("ramify_") for name in values)
+    label = f'{{model="{folder.name}"}}'
+    assert values[f"ramify_generated_tokens_total{label}"] == 2 * 2 * 2 * 4
+    assert (
+        values[f"ramify_prompt_tokens_computed_total{label}"] + values[f"ramify_prompt_tokens_cached_total{label}"]
+        == 4 * 60
+    )
+    assert values[f"ramify_prompt_tokens_cached_total{label}"] > 0
+    for name in ("time_to_first_token", "queue_time", "e2e_request_latency"):
+        assert values[f"ramify_{name}_seconds_count{label}"] == 4
+    assert values[f"ramify_inter_token_latency_seconds_count{label}"] == 8 * 3
+    assert values[f"ramify_request_prompt_tokens_sum{label}"] == 4 * 60
+    for name in (
+        "sequences_running",
+        "sequences_waiting",
+        "requests_unfinished",
+        "cache_blocks_in_use",
+        "preemptions_total",
+    ):
+        assert values[f"ramify_{name}{label}"] == 0
+    assert values[f"ramify_cache_blocks{label}"] == 600
+    assert values[f'ramify_requests_total{{finish_reason="length",model="{folder.name}"}}'] == 4
+    route = 'method="POST",route="/v1/completions"'
+    assert values[f'ramify_http_requests_total{{{route},status="200"}}'] == 2
+    assert values[f'ramify_http_requests_total{{{route},status="400"}}'] == 1
