@@ -13,11 +13,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from ramify.cli_options import ENGINE_FIELDS, ENGINE_FLAGS, SAMPLING_FIELDS, SERVER_FIELDS, chosen, flags_of, with_flags
-from ramify.config import EngineConfig
-from ramify.errors import RamifyError
+from ramify.cli_options import (
+    ENGINE_FIELDS,
+    ENGINE_FLAGS,
+    MIXTURE_FIELDS,
+    PAIR_FIELDS,
+    SAMPLING_FIELDS,
+    SERVER_FIELDS,
+    chosen,
+    flags_of,
+    with_flags,
+)
+from ramify.config import DEFAULT_MODEL, EngineConfig, MixtureConfig
+from ramify.errors import InvalidInputError, RamifyError
 from ramify.sampling_params import OutputKind, SamplingParams
-from ramify.server.config import ServerConfig
+from ramify.server.config import PairConfig, ServerConfig
 from ramify.version import __version__
 
 if TYPE_CHECKING:
@@ -39,7 +49,9 @@ ENGINE = flags_of(ENGINE_FLAGS, "Engine")
 # A command line shows text to people: longer, and in a chat calmer, than the library's bare defaults.
 GENERATE = flags_of(SAMPLING_FIELDS, "Sampling", {"max_tokens": 64})
 SERVER = flags_of(SERVER_FIELDS, "Server")
-SERVED_ENGINE = flags_of(ENGINE_FIELDS, "Engine")
+PAIR = flags_of(PAIR_FIELDS, "Two models")
+MIXTURE = flags_of(MIXTURE_FIELDS, "Two models")
+SERVED_ENGINE = flags_of(ENGINE_FIELDS, "Engine", {"model": None})  # the default depends on --teacher
 CHAT = flags_of(SAMPLING_FIELDS, "Sampling", {"max_tokens": 512, "temperature": 0.7, "top_p": 0.9})
 
 
@@ -119,13 +131,17 @@ def chat(
 
 
 @app.command()
-@with_flags(SERVER, SERVED_ENGINE)
+@with_flags(SERVER, PAIR, MIXTURE, SERVED_ENGINE)
 def serve(**values: Any) -> None:
-    """Serve a model over HTTP in OpenAI's protocol (needs the extra: pip install "ramify[server]")."""
+    """Serve a model, or a mixture of two, over HTTP (needs the extra: pip install "ramify[server]")."""
     options = chosen(values, SERVER_FIELDS)
     options["api_key"] = options["api_key"] or os.environ.get("RAMIFY_API_KEY")
     config = ServerConfig(**options)
+    pair, mixture = PairConfig(**chosen(values, PAIR_FIELDS)), MixtureConfig(**chosen(values, MIXTURE_FIELDS))
+    if pair.teacher is None and mixture != MixtureConfig():
+        raise InvalidInputError("flags of a mixture (--alpha-method and others) need --teacher and --theta")
     engine_options = chosen(values, ENGINE_FIELDS)
+    model = engine_options.pop("model") or (DEFAULT_MODEL if pair.teacher is None else None)
     EngineConfig.from_options(**engine_options)  # a mistake shows before anything is loaded
     try:
         from ramify.server.run import serve as run_server
@@ -133,10 +149,15 @@ def serve(**values: Any) -> None:
         raise RamifyError(f'the server needs {error.name}: pip install "ramify[server]"') from None
 
     def load_models() -> list[ServedModel]:
-        from ramify.async_llm import AsyncLLM
-        from ramify.server.service import ServedModel
+        from ramify.server.load import load_model, load_pair
 
-        return [ServedModel.of(AsyncLLM(say=_say, **engine_options), config.served_model_name)]
+        served = []
+        if model is not None:
+            served.append(load_model(model, engine_options, config.served_model_name, _say))
+        if pair.teacher is not None:
+            name = config.served_model_name if model is None else None  # given for the one model, if there are both
+            served.append(load_pair(pair, mixture, engine_options, name, _say))
+        return served
 
     run_server(config, load_models, _say)
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ramify.config import CacheConfig, ModelConfig, SchedulerConfig
+from ramify.config import CacheConfig, MixtureConfig, ModelConfig, SchedulerConfig
 from ramify.errors import InvalidInputError
 from ramify.sampling_params import SamplingParams
-from ramify.server.config import ServerConfig
+from ramify.server.config import PairConfig, ServerConfig
 
 ENGINE_FIELDS = tuple(field for kind in (ModelConfig, CacheConfig, SchedulerConfig) for field in fields(kind))
 # What cannot be typed at a prompt (functions) or makes no sense there (a command shows text, as it likes).
@@ -22,7 +22,7 @@ NOT_FLAGS = frozenset({"logits_processors", "output_kind", "detokenize"})
 SAMPLING_FIELDS = tuple(field for field in fields(SamplingParams) if field.name not in NOT_FLAGS)
 # The engine's own seed would collide with the request's --seed, which is the one people mean.
 ENGINE_FLAGS = tuple(field for field in ENGINE_FIELDS if field.name != "seed")
-SERVER_FIELDS = fields(ServerConfig)
+SERVER_FIELDS, PAIR_FIELDS, MIXTURE_FIELDS = fields(ServerConfig), fields(PairConfig), fields(MixtureConfig)
 
 _SHORT = {"n": "-n", "model": "-m"}
 _PLAIN_TYPES: dict[str, Any] = {

@@ -27,6 +27,7 @@ def _joined(earlier: CompletionOutput, later: CompletionOutput) -> CompletionOut
         text=earlier.text + later.text,
         token_ids=earlier.token_ids + later.token_ids,
         logprobs=_rows(earlier.logprobs, later.logprobs),
+        mixture=None if later.mixture is None else (earlier.mixture or ()) + later.mixture,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from ramify.outputs import CompletionOutput, RequestOutput
+from ramify.request import Request as EngineRequest
 from ramify.sampling_params import SamplingParams
 from ramify.server.body import JsonRoute
 from ramify.server.choices import chat_logprobs, common
@@ -39,17 +40,19 @@ def chat_routes(service: Service) -> APIRouter:
                 code="not_allowed",
             )
         name = f"chatcmpl-{uuid.uuid4().hex}"
-        request = await prepared(
-            lambda: model.intake.chat_request(
-                body.messages,
-                params,
-                name,
-                add_generation_prompt=body.add_generation_prompt is not False,
-                chat_template_kwargs=body.chat_template_kwargs,
-                chat_template=body.chat_template,
-            ),
-            len(await http.body()),
-        )
+        options: dict[str, Any] = {
+            "add_generation_prompt": body.add_generation_prompt is not False,
+            "chat_template_kwargs": body.chat_template_kwargs,
+            "chat_template": body.chat_template,
+        }
+
+        def make() -> EngineRequest:
+            if body.theta_messages is None:
+                return model.intake.chat_request(body.messages, params, name, **options)
+            intake = model.pair_intake("theta_messages")
+            return intake.chat_request(body.messages, params, name, theta_messages=body.theta_messages, **options)
+
+        request = await prepared(make, len(await http.body()))
         return await answer(
             service,
             model,
@@ -66,6 +69,7 @@ def chat_routes(service: Service) -> APIRouter:
 class ChatShape:
     def __init__(self, name: str, model: ServedModel, body: ChatCompletionRequest, params: SamplingParams) -> None:
         self._head = {"id": name, "created": int(time.time()), "model": model.name}
+        self._model = model
         self._codec = model.intake.codec
         self._body = body
         self._params = params
@@ -87,7 +91,7 @@ class ChatShape:
             for item in output.outputs
         ]
         reply = {**self._head, "object": "chat.completion", "choices": choices}
-        if self._body.return_token_ids:
+        if self._body.return_token_ids and not self._model.is_pair:
             reply["prompt_token_ids"] = list(output.prompt_token_ids)
         return reply
 
@@ -99,7 +103,7 @@ class ChatShape:
                 first = self.envelope(
                     [{"index": item.index, "delta": opening, "logprobs": None, "finish_reason": None}]
                 )
-                if self._body.return_token_ids:
+                if self._body.return_token_ids and not self._model.is_pair:
                     first["prompt_token_ids"] = list(output.prompt_token_ids)
                 yield first
             if item.index in self._ended or not has_news(

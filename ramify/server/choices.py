@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ramify.outputs import CompletionOutput, FinishReason, LogprobRow, RequestOutput
+from ramify.outputs import CompletionOutput, FinishReason, LogprobRow, MixtureReport, RequestOutput
 from ramify.server.problems import Problem
 from ramify.text.codec import TextCodec
 
@@ -39,6 +39,17 @@ def common(item: CompletionOutput, *, with_token_ids: bool) -> dict[str, Any]:
         "stop_reason": item.stop_reason if item.finish_reason is not None else None,
         **({} if item.score is None else {"score": item.score}),
         **({"token_ids": list(item.token_ids)} if with_token_ids else {}),
+        **({} if item.mixture is None else {"mixture": _columns(item.mixture)}),
+    }
+
+
+def _columns(reports: Sequence[MixtureReport]) -> dict[str, list[float]]:
+    """Each number of the reports as a list with one entry per token."""
+    return {
+        name: [_bounded(getattr(report, name)) for report in reports]
+        if name != "is_clamped"
+        else [report.is_clamped for report in reports]
+        for name in MixtureReport._fields
     }
 
 
@@ -114,3 +125,7 @@ def _entry(codec: TextCodec, token_id: int, logprob: float) -> dict[str, Any]:
 
 def _finite(logprob: float) -> float:
     return max(logprob, _LEAST)
+
+
+def _bounded(number: float) -> float:
+    return min(max(number, _LEAST), -_LEAST)

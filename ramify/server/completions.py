@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from ramify.outputs import CompletionOutput, LogprobRow, RequestOutput
+from ramify.request import Request as EngineRequest
 from ramify.sampling_params import SamplingParams
 from ramify.server.body import JsonRoute
 from ramify.server.choices import CompletionLogprobs, common, prompt_rows
@@ -31,12 +32,19 @@ def completion_routes(service: Service) -> APIRouter:
         service.check_samples(len(body.prompt), params)
         name = f"cmpl-{uuid.uuid4().hex}"
 
-        def make() -> list[Any]:
+        add_special_tokens = body.add_special_tokens is not False
+
+        def make() -> list[EngineRequest]:
+            names = [f"{name}-{place}" for place in range(len(body.prompt))]
+            if body.theta_prompt is None:
+                return [
+                    model.intake.request(prompt, params, each, add_special_tokens=add_special_tokens)
+                    for prompt, each in zip(body.prompt, names, strict=True)
+                ]
+            intake = model.pair_intake("theta_prompt")
             return [
-                model.intake.request(
-                    prompt, params, f"{name}-{place}", add_special_tokens=body.add_special_tokens is not False
-                )
-                for place, prompt in enumerate(body.prompt)
+                intake.request(prompt, params, each, theta_prompt=other, add_special_tokens=add_special_tokens)
+                for prompt, other, each in zip(body.prompt, body.theta_prompt, names, strict=True)
             ]
 
         requests = await prepared(make, sum(map(len, body.prompt)))
@@ -56,6 +64,7 @@ def completion_routes(service: Service) -> APIRouter:
 class CompletionShape:
     def __init__(self, name: str, model: ServedModel, body: CompletionRequest, params: SamplingParams) -> None:
         self._head = {"id": name, "object": "text_completion", "created": int(time.time()), "model": model.name}
+        self._model = model
         self._codec = model.intake.codec
         self._body = body
         self._params = params
@@ -96,7 +105,8 @@ class CompletionShape:
         rows: Sequence[LogprobRow | None] | None = item.logprobs
         choice: dict[str, Any] = {"index": index}
         if is_first and self._body.echo:
-            prompt = output.prompt if output.prompt is not None else self._codec.decode(output.prompt_token_ids)
+            given = self._body.prompt[place]  # and not what a mixture's sides made of it: that is the server's own
+            prompt = given if isinstance(given, str) else self._codec.decode(given)
             text = prompt + text
             if rows is not None and output.prompt_logprobs is not None:
                 token_ids = output.prompt_token_ids + token_ids
@@ -106,7 +116,7 @@ class CompletionShape:
         choice["text"] = text
         choice["logprobs"] = None if rows is None else writer.rows(token_ids, rows)
         choice.update(common(item, with_token_ids=bool(self._body.return_token_ids)))
-        if is_first and self._body.return_token_ids:
+        if is_first and self._body.return_token_ids and not self._model.is_pair:
             choice["prompt_token_ids"] = list(output.prompt_token_ids)
         if self._body.prompt_logprobs is not None and output.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_rows(output.prompt_logprobs)
@@ -115,5 +125,5 @@ class CompletionShape:
 
 def has_news(item: CompletionOutput, params: SamplingParams, *, with_token_ids: bool | None) -> bool:
     """Whether an event is worth sending: text, an end, or tokens that are told about one by one."""
-    tells_tokens = params.logprobs is not None or bool(with_token_ids)
+    tells_tokens = params.logprobs is not None or item.mixture is not None or bool(with_token_ids)
     return bool(item.text) or item.finish_reason is not None or (tells_tokens and bool(item.token_ids))

@@ -1,4 +1,4 @@
-"""ServerConfig: where the server listens, whom it serves and how much of it; frozen, checked once."""
+"""What a server is started with: ServerConfig (address, key, limits) and PairConfig (two models to mix)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ramify import validation as check
+from ramify.errors import InvalidInputError
 from ramify.sampling_params import MAX_SAMPLES
 
 
@@ -47,3 +48,22 @@ class ServerConfig:
             raise check.refuse("request_timeout", self.request_timeout, "above 0")
         check.number("grace_period", self.grace_period, 0)
         check.boolean("allow_chat_template", self.allow_chat_template)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairConfig:
+    """Two models that are served as one: every token is drawn from their mixture."""
+
+    teacher: str | None = _option(None, "mix this model (what --model takes) with --theta, as a model of its own")
+    theta: str | None = _option(None, "the student in that mixture; needs the same tokenizer")
+    teacher_system_prompt: str | None = _option(None, "what opens the teacher's prompts, and only those")
+    theta_system_prompt: str | None = _option(None, "what opens the student's prompts")
+
+    def __post_init__(self) -> None:
+        for name in ("teacher", "theta", "teacher_system_prompt", "theta_system_prompt"):
+            if getattr(self, name) is not None:
+                check.text(name, getattr(self, name))
+        if (self.teacher is None) != (self.theta is None):
+            raise InvalidInputError("teacher and theta must be given together: a mixture has two models")
+        if self.teacher is None and (self.teacher_system_prompt or self.theta_system_prompt) is not None:
+            raise InvalidInputError("system prompts go with teacher and theta")

@@ -88,6 +88,9 @@ class CompletionRequest(SamplingFields):
     add_special_tokens: bool | None = Field(
         None, description="Whether BOS and the like are added to texts (default true)."
     )
+    theta_prompt: Prompts | None = Field(
+        None, description="A mixture of two models: what the student sees instead, one for each prompt."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -95,6 +98,8 @@ class CompletionRequest(SamplingFields):
             raise ValueError("prompt_logprobs, and echo with logprobs, cannot be streamed")
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise ValueError("max_tokens must be at least 1; 0 goes with echo or prompt_logprobs alone")
+        if self.theta_prompt is not None and len(self.theta_prompt) != len(self.prompt):
+            raise ValueError("theta_prompt must have one entry for each prompt")
         return self
 
     def params(self) -> SamplingParams:
@@ -126,6 +131,9 @@ class ChatCompletionRequest(SamplingFields):
     add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn (default true).")
     chat_template: str | None = Field(None, description="Another template; only where the server allows it.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables the template reads.")
+    theta_messages: Messages | None = Field(
+        None, description="A mixture of two models: the conversation that the student sees instead."
+    )
 
     response_format: TextFormat | None = Field(None, description="Only `text` is supported.")
     tools: Empty | None = Field(None, description="Not supported; null and an empty list are accepted.")

@@ -38,18 +38,33 @@ class PromptToken(Reply):
     rank: int
 
 
+class Mixture(Reply):
+    """How two models were mixed, one number per token of the choice or chunk."""
+
+    alpha: list[float] = Field(description="The teacher's weight.")
+    log_z: list[float] = Field(description="The logarithm of the mixture's normaliser.")
+    kl_theta: list[float] = Field(description="Divergence of the mixture from the student.")
+    kl_teacher: list[float] = Field(description="Divergence of the mixture from the teacher.")
+    ess_theta: list[float] = Field(description="Effective sample size, as a share, of the student.")
+    ess_teacher: list[float] = Field(description="The same of the teacher.")
+    logprob_theta: list[float] = Field(description="The student's logprob of the token.")
+    logprob_teacher: list[float] = Field(description="The teacher's logprob of the token.")
+    is_clamped: list[bool] = Field(description="Whether alpha_min or alpha_max held the weight.")
+
+
 class Choice(Reply):
     index: int = Field(description="Prompt by prompt: prompt number times n, plus the sample's number or rank.")
     finish_reason: Literal["stop", "length"] | None
     stop_reason: int | str | None = Field(None, description="The stop id or text that ended it; null for EOS.")
     score: float | None = Field(None, description="What ranked it: best_of and beam search only.")
     token_ids: list[int] | None = Field(None, description="With return_token_ids.")
+    mixture: Mixture | None = Field(None, description="Of a mixture of two models only: always there.")
 
 
 class CompletionChoice(Choice):
     text: str
     logprobs: CompletionLogprobs | None
-    prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids.")
+    prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids; not of a mixture.")
     prompt_logprobs: list[list[PromptToken] | None] | None = Field(None, description="With prompt_logprobs.")
 
 
@@ -95,7 +110,7 @@ class ChatCompletion(Reply):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids.")
+    prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids; not of a mixture.")
 
 
 class ModelCard(Reply):

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ramify.async_engine import AsyncEngine
-from ramify.intake import Prompt
-from ramify.request import Request
+from ramify.intake import Intake
+from ramify.pair import PairIntake
 from ramify.sampling_params import SamplingParams
 from ramify.server.config import ServerConfig
 from ramify.server.problems import Problem
-from ramify.text.codec import Message, TextCodec
 
 if TYPE_CHECKING:
     from ramify.async_llm import AsyncLLM  # brings torch
@@ -26,48 +25,41 @@ T = TypeVar("T")
 _LONG_CHARACTERS = 20_000  # tokenizing this much takes some ten milliseconds: not in the event loop
 
 
-class RequestFactory(Protocol):
-    """What makes requests of prompts and conversations: an Intake, or what does so for two models."""
-
-    @property
-    def codec(self) -> TextCodec: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def request(
-        self, prompt: Prompt, params: SamplingParams, request_id: str | None = None, *, add_special_tokens: bool = True
-    ) -> Request: ...
-
-    def chat_request(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams,
-        request_id: str | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        chat_template: str | None = None,
-    ) -> Request: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model under the name clients know it by."""
 
     name: str
     engine: AsyncEngine
-    intake: RequestFactory
+    intake: Intake
     max_model_len: int
     owner: object = None  # kept alive as long as it is served: an AsyncLLM that is lost ends its engine
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
     def of(cls, llm: AsyncLLM, name: str | None = None) -> ServedModel:
-        """By its own name unless another is given; of a path the last part, since clients need not know folders."""
-        own = PurePath(llm.config.model_config.model)
-        is_hub_id = len(own.parts) == 2 and not own.is_absolute() and own.suffix != ".gguf" and own.parts[0] != ".."
-        return cls(name or (str(own) if is_hub_id else own.name), llm.engine, llm.intake, llm.max_model_len, llm)
+        """By its own name unless another is given."""
+        own = public_name(llm.config.model_config.model)
+        return cls(name or own, llm.engine, llm.intake, llm.max_model_len, owner=llm)
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether it is a mixture of two models."""
+        return isinstance(self.intake, PairIntake)
+
+    def pair_intake(self, field_name: str) -> PairIntake:
+        """What makes requests for two models; refuses a field that only these have a use for."""
+        if not isinstance(self.intake, PairIntake):
+            message = f"{field_name} has no meaning here: {self.name!r} is one model, not a mixture of two"
+            raise Problem(400, message, param=field_name, code="invalid_value")
+        return self.intake
+
+
+def public_name(model: str) -> str:
+    """What clients may know of a model's name: a hub id whole, of a path the last part."""
+    path = PurePath(model)
+    is_hub_id = len(path.parts) == 2 and not path.is_absolute() and path.suffix != ".gguf" and path.parts[0] != ".."
+    return str(path) if is_hub_id else path.name
 
 
 class Service:

@@ -19,17 +19,6 @@ from ramify.server.config import ServerConfig
 from tests.conftest import CheckpointMaker
 from tests.serving import serving
 
-ROUTES = [
-    ("POST", "/v1/completions"),
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/tokenize"),
-    ("POST", "/detokenize"),
-    ("GET", "/v1/models"),
-    ("GET", "/v1/models/{name}"),
-    ("GET", "/health"),
-    ("GET", "/metrics"),
-]
-
 
 @pytest.fixture(scope="module")
 def llm(make_checkpoint: CheckpointMaker, default_gguf: Path) -> Iterator[AsyncLLM]:
@@ -46,9 +35,8 @@ def schema(llm: AsyncLLM) -> Iterator[Any]:
         yield schemathesis.openapi.from_url(f"{url}/openapi.json")
 
 
-def test_every_route_is_asked(schema: Any) -> None:
-    operations = [result.ok() for result in schema.get_all_operations()]
-    assert {(item.method.upper(), item.path) for item in operations} == set(ROUTES)
+def operations(schema: Any, method: str) -> list[Any]:
+    return [item for result in schema.get_all_operations() if (item := result.ok()).method.upper() == method]
 
 
 def ask_at_random(operation: Any, mode: GenerationMode, examples: int) -> None:
@@ -73,14 +61,18 @@ def ask_at_random(operation: Any, mode: GenerationMode, examples: int) -> None:
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.value)
-@pytest.mark.parametrize("path", [path for method, path in ROUTES if method == "POST"])
-def test_no_body_is_answered_with_a_500(schema: Any, mode: GenerationMode, path: str) -> None:
-    ask_at_random(schema[path]["POST"], mode, examples=30)
+def test_no_body_is_answered_with_a_500(schema: Any, mode: GenerationMode) -> None:
+    asked = operations(schema, "POST")
+    assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"} <= {item.path for item in asked}
+    for operation in asked:
+        ask_at_random(operation, mode, examples=30)
 
 
-@pytest.mark.parametrize("path", [path for method, path in ROUTES if method == "GET"])
-def test_no_question_is_answered_with_a_500(schema: Any, path: str) -> None:
-    ask_at_random(schema[path]["GET"], GenerationMode.POSITIVE, examples=5)
+def test_no_question_is_answered_with_a_500(schema: Any) -> None:
+    asked = operations(schema, "GET")
+    assert {"/v1/models", "/v1/models/{name}", "/health", "/metrics"} <= {item.path for item in asked}
+    for operation in asked:
+        ask_at_random(operation, GenerationMode.POSITIVE, examples=5)
 
 
 def test_nothing_runs_on(llm: AsyncLLM) -> None:

@@ -1,0 +1,36 @@
+"""From a server's options to the models it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ramify.async_engine import AsyncEngine
+from ramify.async_llm import AsyncLLM
+from ramify.build import build_pair
+from ramify.config import EngineConfig, MixtureConfig
+from ramify.server.config import PairConfig
+from ramify.server.service import ServedModel, public_name
+
+Say = Callable[[str], None]
+
+
+def load_model(model: str, options: Mapping[str, Any], name: str | None, say: Say) -> ServedModel:
+    return ServedModel.of(AsyncLLM(model, say=say, **options), name)
+
+
+def load_pair(
+    pair: PairConfig, mixture: MixtureConfig, options: Mapping[str, Any], name: str | None, say: Say
+) -> ServedModel:
+    """Two models as one, by default under both names."""
+    assert pair.teacher is not None, "asked for only with two models"
+    assert pair.theta is not None
+    engine = build_pair(
+        EngineConfig.from_options(model=pair.teacher, **options),
+        EngineConfig.from_options(model=pair.theta, **options),
+        mixture,
+        system_prompts=(pair.teacher_system_prompt, pair.theta_system_prompt),
+        say=say,
+    )
+    own = f"{public_name(pair.teacher)}+{public_name(pair.theta)}"
+    return ServedModel(name or own, AsyncEngine(engine.core), engine.intake, engine.max_model_len)
