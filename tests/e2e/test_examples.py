@@ -85,3 +85,13 @@ def test_processors_do_what_they_say() -> None:
     assert share(favoured) > share(plain)
     calls, rows = map(int, re.findall(r"\d+", lines[-1]))
     assert 0 < calls < rows
+
+
+def test_the_openai_client_asks_a_server_of_its_own() -> None:
+    lines = run("openai_client.py", "--n", "3", "--max-tokens", "8")
+    assert len(continuations(lines)) == 3
+    scores = [float(match[1]) for line in lines if (match := re.match(r"  (-\d\.\d{3})  \S", line))]
+    assert len(scores) == 2
+    assert scores == sorted(scores, reverse=True)
+    assert any("Paris" in line for line in lines)
+    assert lines[-1] == "  temperature: temperature must be less than or equal to 2, got 3"

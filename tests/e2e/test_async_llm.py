@@ -1,0 +1,115 @@
+"""AsyncLLM with the default model: the outputs of LLM, as streams."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from ramify import LLM, AsyncLLM, ChatTemplateError, EngineClosedError, InvalidInputError, SamplingParams
+
+PROMPTS = ["Once upon a time", "The capital of France is", "One, two, three,"]
+MESSAGES = [{"role": "user", "content": "Name a colour."}]
+PARAMS: dict[str, Any] = {"n": 2, "seed": 3, "max_tokens": 8}
+OPTIONS: dict[str, Any] = {"num_kv_blocks": 256}
+
+pytestmark = pytest.mark.usefixtures("default_gguf")
+
+
+def run(body: Callable[[AsyncLLM], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with AsyncLLM(**OPTIONS) as llm:
+            await body(llm)
+
+    asyncio.run(main())
+
+
+def test_streams_of_each_kind_end_with_what_generate_returns() -> None:
+    sync = LLM(**OPTIONS)
+    wanted = sync.generate(PROMPTS, SamplingParams(**PARAMS), use_tqdm=False)
+    chat = sync.chat(MESSAGES, SamplingParams(**PARAMS), use_tqdm=False)[0]
+
+    async def body(llm: AsyncLLM) -> None:
+        for kind in ("final_only", "cumulative", "delta"):
+            params = SamplingParams(**PARAMS, output_kind=kind)
+            finals = await asyncio.gather(*(llm.generate(prompt, params).final() for prompt in PROMPTS))
+            for final, output in zip(finals, wanted, strict=True):
+                assert [item.text for item in final.outputs] == [item.text for item in output.outputs]
+                assert [item.token_ids for item in final.outputs] == [item.token_ids for item in output.outputs]
+        answer = await llm.chat(MESSAGES, SamplingParams(**PARAMS)).final()
+        assert [item.text for item in answer.outputs] == [item.text for item in chat.outputs]
+        steps = [output async for output in llm.generate(PROMPTS[0], SamplingParams(max_tokens=8, output_kind="delta"))]
+        assert len(steps) > 2
+        assert [output.finished for output in steps] == [False] * (len(steps) - 1) + [True]
+        assert llm.stats()["blocks_in_use"] == 0
+
+    run(body)
+
+
+def test_a_bad_request_raises_at_once_and_leaves_nothing() -> None:
+    async def body(llm: AsyncLLM) -> None:
+        for prompt, params in (
+            ("", SamplingParams()),
+            ([10**6], SamplingParams()),
+            ("x", SamplingParams(max_tokens=100_000)),
+            ("x", SamplingParams(logprobs=21)),
+        ):
+            with pytest.raises(InvalidInputError):
+                llm.generate(prompt, params)
+        with pytest.raises((InvalidInputError, ChatTemplateError)):
+            llm.chat([])
+        assert llm.engine.num_unfinished == 0
+        assert llm.stats()["steps"] == 0
+
+    run(body)
+
+
+def test_names_are_the_callers_or_made_up() -> None:
+    async def body(llm: AsyncLLM) -> None:
+        params = SamplingParams(max_tokens=2)
+        named = await llm.generate("x", params, "mine").final()
+        made = [(await llm.generate("x", params).final()).request_id for _ in range(2)]
+        assert named.request_id == "mine"
+        assert len(set(made)) == 2
+
+    run(body)
+
+
+def test_after_shutdown_requests_are_refused() -> None:
+    async def main() -> None:
+        llm = AsyncLLM(**OPTIONS)
+        await llm.shutdown()
+        with pytest.raises(EngineClosedError):
+            llm.generate("x")
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_is_lost_ends_its_thread() -> None:
+    llm = AsyncLLM(**OPTIONS)
+    thread = llm.engine._thread
+    del llm
+    gc.collect()
+    thread.join(timeout=30)
+    assert thread not in threading.enumerate()
+
+
+def test_a_program_that_forgets_to_shut_down_ends_all_the_same() -> None:
+    program = """
+import asyncio
+from ramify import AsyncLLM, SamplingParams
+llm = AsyncLLM(num_kv_blocks=256)
+async def main():
+    stream = llm.generate("x", SamplingParams(max_tokens=2000, ignore_eos=True, output_kind="delta"))
+    await anext(stream)
+    print("begun")
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert [done.returncode, done.stdout, done.stderr] == [0, "begun\n", ""]
