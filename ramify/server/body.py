@@ -18,6 +18,7 @@ from ramify.server.problems import Problem
 # Strings are skipped whole: brackets inside them nest nothing.
 _MARKS = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
 _MAX_MARKS = 400_000
+_LONG_BYTES = 2**18
 
 
 class JsonRequest(Request):
@@ -52,7 +53,10 @@ class JsonRequest(Request):
         return b"".join(pieces)
 
     async def json(self) -> Any:
-        return parse_json(await self.body(), self._limits.max_json_depth)
+        body, most = await self.body(), self._limits.max_json_depth
+        if len(body) < _LONG_BYTES:
+            return parse_json(body, most)
+        return await asyncio.to_thread(parse_json, body, most)  # so that nobody's stream waits for it
 
 
 class JsonRoute(APIRoute):

@@ -37,7 +37,7 @@ def common(item: CompletionOutput, *, with_token_ids: bool) -> dict[str, Any]:
     return {
         "finish_reason": None if item.finish_reason is None else item.finish_reason.value,
         "stop_reason": item.stop_reason if item.finish_reason is not None else None,
-        **({} if item.score is None else {"score": item.score}),
+        **({} if item.score is None else {"score": _bounded(item.score)}),
         **({"token_ids": list(item.token_ids)} if with_token_ids else {}),
         **({} if item.mixture is None else {"mixture": _columns(item.mixture)}),
     }
@@ -71,7 +71,7 @@ class CompletionLogprobs:
         made: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token_id, row in zip(token_ids, rows, strict=True):
             text = self._codec.decode_token(token_id)
-            made["tokens"].append(text)
+            made["tokens"].append(text if self._codec.tokenizer is not None else str(token_id))
             made["text_offset"].append(self._offset)
             made["token_logprobs"].append(None if row is None else _finite(row[token_id].logprob))
             made["top_logprobs"].append(None if row is None else _by_text(row))
@@ -117,7 +117,7 @@ def chat_logprobs(
 
 def _entry(codec: TextCodec, token_id: int, logprob: float) -> dict[str, Any]:
     return {
-        "token": codec.decode_token(token_id),
+        "token": codec.decode_token(token_id) if codec.tokenizer is not None else str(token_id),
         "logprob": _finite(logprob),
         "bytes": codec.token_bytes(token_id),
     }

@@ -1,18 +1,20 @@
-"""What stands before every route: the API key, the time of arrival, a count of answers."""
+"""What stands before every route: the API key, the time of arrival, a count of answers, an answer to every mistake."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import hmac
+import logging
 from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ramify.server.connection import ARRIVAL
-from ramify.server.problems import Problem
+from ramify.server.problems import Problem, problem_of
 
+_log = logging.getLogger(__name__)
 Count = Callable[[str, str, int], None]
 
 
@@ -33,8 +35,12 @@ class Guard:
             raise RuntimeError("there are no web sockets here")
         scope[ARRIVAL] = asyncio.get_running_loop().time()
 
+        has_answered = False
+
         async def counted(message: Message) -> None:
+            nonlocal has_answered
             if message["type"] == "http.response.start":
+                has_answered = True
                 route = getattr(scope.get("route"), "path", "unknown")
                 self._count(scope["method"], route, message["status"])
                 message["headers"] = [*message["headers"], (b"x-content-type-options", b"nosniff")]
@@ -49,7 +55,14 @@ class Guard:
             )
             await refusal.response()(scope, receive, counted)
             return
-        await self._app(scope, receive, counted)
+        try:
+            await self._app(scope, receive, counted)
+        except (
+            Exception
+        ):  # a mistake of ours: whoever runs the server reads about it, the client learns that it was one
+            _log.exception("a request failed")
+            if not has_answered:
+                await problem_of(RuntimeError()).response()(scope, receive, counted)
 
     def _has_key(self, scope: Scope) -> bool:
         """Digests have one length, and comparing them takes one time, whatever was sent."""

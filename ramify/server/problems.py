@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from dataclasses import fields
@@ -17,7 +16,6 @@ from starlette.exceptions import HTTPException
 from ramify.errors import ChatTemplateError, EngineClosedError, EngineFaultError, InvalidInputError
 from ramify.sampling_params import SamplingParams
 
-_log = logging.getLogger(__name__)
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 _SHOWN_CHARACTERS = 120
 _FIRST_WORD = re.compile(r"[a-z_]+")
@@ -123,14 +121,11 @@ def _shown(value: object) -> str:
 
 
 async def _answer(_request: Request, error: Exception) -> JSONResponse:
-    problem = problem_of(error)
-    if problem.code == "internal_error":
-        _log.error("a request failed", exc_info=error)
-    return problem.response()
+    return problem_of(error).response()
 
 
 def install(app: FastAPI) -> None:
-    """From now on every exception of a route becomes an answer in this shape."""
+    """From now on what routes raise on purpose becomes an answer in this shape; the guard answers for the rest."""
     for kind in (
         HTTPException,
         RequestValidationError,
@@ -138,6 +133,5 @@ def install(app: FastAPI) -> None:
         ChatTemplateError,
         EngineClosedError,
         EngineFaultError,
-        Exception,
     ):
         app.add_exception_handler(kind, _answer)

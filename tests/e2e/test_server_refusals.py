@@ -398,3 +398,43 @@ def test_the_engine_is_idle_after_all_of_this(llm: AsyncLLM) -> None:
         waited.wait(0.01)
     assert llm.stats()["blocks_in_use"] == 0
     assert llm.engine.is_sound
+
+
+def test_a_mistake_of_the_servers_own_is_a_500_that_tells_nothing(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OSError("/home/somebody/secret")
+
+    monkeypatch.setattr(llm.intake, "request", broken)
+    with serving(create_app(llm)) as url:
+        error = refused(httpx.post(url + COMPLETIONS, json={"prompt": "x"}), 500)
+        counted = httpx.get(url + "/metrics").text
+    assert [error["code"], error["type"]] == ["internal_error", "server_error"]
+    assert "secret" not in error["message"]
+    assert 'route="/v1/completions",status="500"' in counted
+    assert "secret" in caplog.text, "the log says what happened"
+
+
+def test_a_fault_of_the_engine_is_a_500_and_shows_in_health(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_plan: object) -> None:
+        raise MemoryError("/home/somebody/secret")
+
+    with serving(create_app(llm)) as url:
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.engine._core.device, "launch", broken)  # type: ignore[attr-defined]
+            error = refused(httpx.post(url + COMPLETIONS, json={"prompt": "x"}, timeout=60), 500)
+            assert error["code"] == "engine_fault"
+            streamed = httpx.post(url + COMPLETIONS, json={"prompt": "x", "stream": True}, timeout=60).text
+            assert json.loads(streamed.split("\n")[0].removeprefix("data: "))["error"]["code"] == "engine_fault"
+            assert httpx.get(url + "/health").status_code == 503
+        assert httpx.post(url + COMPLETIONS, json={"prompt": "x"}, timeout=60).status_code == 200
+        assert httpx.get(url + "/health").status_code == 200
+
+
+def test_outputs_without_a_token_have_a_score_that_json_can_write(client: httpx.Client) -> None:
+    body = {"prompt": "x", "n": 2, "best_of": 2, "strategy": "best_of_n", "allowed_token_ids": [2], "seed": 1}
+    reply = client.post(COMPLETIONS, json=body)
+    assert reply.status_code == 200
+    assert [choice["text"] for choice in reply.json()["choices"]] == ["", ""]
+    assert all(isinstance(choice["score"], float) for choice in reply.json()["choices"])
