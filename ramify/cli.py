@@ -133,7 +133,7 @@ def chat(
 @app.command()
 @with_flags(SERVER, PAIR, MIXTURE, SERVED_ENGINE)
 def serve(**values: Any) -> None:
-    """Serve a model, or a mixture of two, over HTTP (needs the extra: pip install "ramify[server]")."""
+    """Serve a model, or a mixture of two, over HTTP in the protocol of OpenAI (needs the extra `server`)."""
     options = chosen(values, SERVER_FIELDS)
     options["api_key"] = options["api_key"] or os.environ.get("RAMIFY_API_KEY")
     config = ServerConfig(**options)

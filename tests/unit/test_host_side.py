@@ -101,3 +101,21 @@ def test_the_public_names_are_those_that_have_a_home() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'ramify' has no attribute 'LMM'"):
         _ = ramify.LMM
+
+
+def test_the_core_and_the_command_line_load_without_the_servers_packages() -> None:
+    program = """
+import sys
+for name in ("fastapi", "starlette", "uvicorn", "prometheus_client"):
+    sys.modules[name] = None
+sys.modules["pydantic"] = None
+import ramify.async_llm, ramify.llm
+del sys.modules["pydantic"]  # typer may use it
+import ramify.cli
+sys.argv = ["ramify", "serve"]
+ramify.cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert 'pip install "ramify[server]"' in " ".join(done.stderr.split())
+    assert len(done.stderr.strip().splitlines()) <= 2, done.stderr
