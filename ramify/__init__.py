@@ -40,10 +40,13 @@ if TYPE_CHECKING:
     from ramify.outputs import (
         CompletionOutput,
         FinishReason,
+        GrownToken,
+        GrowthStep,
         Logprob,
         MixtureReport,
         RequestMetrics,
         RequestOutput,
+        Standing,
     )
     from ramify.request import Request
     from ramify.sampling_params import OutputKind, SamplingParams, SamplingStrategy, SamplingType
@@ -79,10 +82,13 @@ _HOMES = {
     "ramify.outputs": (
         "CompletionOutput",
         "FinishReason",
+        "GrownToken",
+        "GrowthStep",
         "Logprob",
         "MixtureReport",
         "RequestMetrics",
         "RequestOutput",
+        "Standing",
     ),
     "ramify.request": ("Request",),
     "ramify.sampling_params": ("OutputKind", "SamplingParams", "SamplingStrategy", "SamplingType"),
@@ -111,6 +117,8 @@ __all__ = [
     "EngineFaultError",
     "FileFormatError",
     "FinishReason",
+    "GrownToken",
+    "GrowthStep",
     "IllegalMoveError",
     "InvalidInputError",
     "IterationStats",
@@ -138,6 +146,7 @@ __all__ = [
     "Sequence",
     "SequenceData",
     "SequenceStatus",
+    "Standing",
     "UnsupportedError",
     "UnsupportedModelError",
     "WeightsError",

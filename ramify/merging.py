@@ -11,8 +11,12 @@ from ramify.search.reports import LogprobRows
 
 
 def merged(earlier: RequestOutput | None, later: RequestOutput, kind: OutputKind | str) -> RequestOutput:
-    """Deltas are joined; of outputs that hold everything so far the later one says it all."""
-    if earlier is None or kind is not OutputKind.DELTA:
+    """Deltas are joined, and so are steps of growth; of outputs that hold everything the later one says it all."""
+    if earlier is None:
+        return later
+    if kind is OutputKind.GROWTH:
+        return replace(later, growth=earlier.growth + later.growth)
+    if kind is not OutputKind.DELTA:
         return later
     known = {item.index: item for item in earlier.outputs}
     for item in later.outputs:

@@ -102,6 +102,52 @@ class CompletionOutput:
         return float("-inf") if self.is_empty() else self.cumulative_logprob
 
 
+class Standing(NamedTuple):
+    """How a child stands among its siblings, where they are ranked."""
+
+    child: int
+    score: float
+    finished: bool
+    group: int = 0  # of beams
+
+
+@dataclass(frozen=True, slots=True)
+class GrownToken:
+    """A token that a child took: after those of `parent`, which is the child itself unless it began here as a fork.
+
+    `text` is what the child's text grew by, often nothing in the middle of a character. Where a stop string turns out
+    to have begun earlier, `num_taken_back` characters of what was there before it are gone.
+    """
+
+    child: int
+    parent: int
+    position: int  # in the child's output
+    token_id: int
+    logprob: float
+    text: str = ""
+    num_taken_back: int = 0
+    rows: Sequence[LogprobRow] | None = None  # one row, made when it is read
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def alternatives(self) -> LogprobRow | None:
+        """The likeliest tokens at this place and the token itself, where logprobs were asked for."""
+        return None if self.rows is None else self.rows[0]
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthStep:
+    """What one step of the engine did to one request.
+
+    Beams are ranked in every step, best first, those that have ended before those that run; best-of in its last. All
+    parents are named as they stood before the step, so that the tokens of a step may be read in any order.
+    """
+
+    tokens: tuple[GrownToken, ...] = ()
+    standings: tuple[Standing, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
     """Seconds by the engine's clock; None until the moment has come."""
@@ -125,3 +171,4 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None
+    growth: tuple[GrowthStep, ...] = ()  # since the last output, where the output kind is "growth"

@@ -42,11 +42,12 @@ class SamplingStrategy(StrEnum):
 
 
 class OutputKind(StrEnum):
-    """What a stream of outputs carries: the end alone, only what is new, or everything so far."""
+    """What a stream of outputs carries: the end alone, only what is new, everything so far, or every step as it was."""
 
     FINAL_ONLY = "final_only"
     DELTA = "delta"
     CUMULATIVE = "cumulative"
+    GROWTH = "growth"
 
 
 def _option(default: Any, help_text: str, *, is_hashable: bool = True) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from ramify.outputs import MixtureReport
+from ramify.outputs import MixtureReport, Standing
 from ramify.plan import TokenReport
 
 
@@ -40,7 +40,7 @@ class Decisions(NamedTuple):
 class Strategy(Protocol):
     def advance(self, candidates: Sequence[Candidate]) -> Decisions: ...
 
-    def ranking(self) -> list[tuple[int, float]] | None:
+    def ranking(self) -> list[Standing] | None:
         """Children and scores, best first, where the strategy itself decides which outputs count; else None."""
         ...
 
@@ -54,5 +54,5 @@ class Independent:
     def advance(self, candidates: Sequence[Candidate]) -> Decisions:
         return Decisions(list(candidates), [], over=False)
 
-    def ranking(self) -> list[tuple[int, float]] | None:
+    def ranking(self) -> list[Standing] | None:
         return None

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal, NamedTuple
 
+from ramify.outputs import Standing
 from ramify.search.advance import Candidate, Continuation, Decisions
 
 
@@ -110,12 +111,16 @@ class BeamSearch:
         ended = [item for item in ended if item.child in kept]
         return Decisions(continued, ended, over=all(group.over for group in self.groups))
 
-    def ranking(self) -> list[tuple[int, float]]:
+    def ranking(self) -> list[Standing]:
         """Finished beams of all groups by score, then, while the search goes on, running ones by theirs so far."""
-        finished = [(item.child, item.score) for group in self.groups for item in group.finished]
+        finished = [
+            Standing(item.child, item.score, True, number)
+            for number, group in enumerate(self.groups)
+            for item in group.finished
+        ]
         running = [
-            (child, self._score(total, self.length) if self.length else 0.0)
-            for group in self.groups
+            Standing(child, self._score(total, self.length) if self.length else 0.0, False, number)
+            for number, group in enumerate(self.groups)
             for child, total in group.running.items()
         ]
         return sorted(finished, key=_by_score) + sorted(running, key=_by_score)
@@ -177,5 +182,5 @@ class BeamSearch:
         return parent
 
 
-def _by_score(item: tuple[int, float]) -> float:
-    return -item[1]
+def _by_score(item: Standing) -> float:
+    return -item.score

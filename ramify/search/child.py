@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ramify.outputs import CompletionOutput, FinishReason, MixtureReport
+from ramify.outputs import CompletionOutput, FinishReason, GrownToken, MixtureReport
 from ramify.plan import TokenReport
 from ramify.search.advance import Continuation
 from ramify.search.reports import Decode, LogprobRows
@@ -57,6 +57,24 @@ class Child:
         if item.mixture is not None:
             self.mixtures.append(item.mixture)
         return self._check_end(item.token_id, ends)
+
+    def append_watched(self, item: Continuation, ends: Ends, decode: Decode | None) -> tuple[bool, GrownToken]:
+        """Takes a token and tells what that did."""
+        shown = len(self.text.text)
+        ended = self.append(item, ends)
+        text = self.text.text
+        return ended, GrownToken(
+            child=item.child,
+            parent=item.parent,
+            position=len(self.sequence.output_token_ids) - 1,
+            token_id=item.token_id,
+            logprob=item.logprob,
+            text=text[shown:],
+            num_taken_back=max(0, shown - len(text)),
+            rows=None if item.report is None else LogprobRows([item.token_id], [item.report], decode),
+            finish_reason=self.finish_reason,
+            stop_reason=self.sequence.stop_reason,
+        )
 
     def stop(self, reason: FinishReason) -> None:
         """Ends it from outside."""

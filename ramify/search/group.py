@@ -7,7 +7,16 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
 from ramify.metrics import IterationStats
-from ramify.outputs import CompletionOutput, FinishReason, LogprobRow, RequestMetrics, RequestOutput
+from ramify.outputs import (
+    CompletionOutput,
+    FinishReason,
+    GrownToken,
+    GrowthStep,
+    LogprobRow,
+    RequestMetrics,
+    RequestOutput,
+    Standing,
+)
 from ramify.plan import Rules, TokenReport
 from ramify.request import Request
 from ramify.sampling_params import OutputKind, SamplingStrategy
@@ -72,6 +81,7 @@ class Group:
         # Whether the step after a draw can be launched before the host knows the token.
         self.may_run_ahead = params.num_together is None and not params.looks_back
         self.is_streamed = params.output_kind is not OutputKind.FINAL_ONLY
+        self.is_watched = params.output_kind is OutputKind.GROWTH
         self.error: str | None = None
         self.metrics = RequestMetrics(request.arrival_time)
         self.num_cached_tokens = 0
@@ -79,6 +89,7 @@ class Group:
         self.prompt_reports: list[TokenReport] = []
         self._decode = decode
         self._prompt_token_ids = tuple(request.prompt_token_ids)  # every output names them: made once
+        self._grown: list[GrownToken] = []  # in this step, where somebody watches
         self._children = {request.root.child: Child(request.root, make_text())}
 
     def _make_strategy(self) -> Strategy:
@@ -119,7 +130,7 @@ class Group:
         for child, item in grown:
             changes.latencies.append(None if child.last_token_time is None else now - child.last_token_time)
             child.last_token_time = now
-            if child.append(item, self.ends):
+            if self._append(child, item):
                 holding.discard(id(child))
             elif item.child != item.parent:
                 changes.forks.append((self._children[item.parent].sequence, child.sequence))
@@ -133,10 +144,18 @@ class Group:
         child = self._children[item.child]
         latency = None if child.last_token_time is None else now - child.last_token_time
         child.last_token_time = now
-        ended = child.append(item, self.ends)
+        ended = self._append(child, item)
         if ended:
             self.finished = all(child.finish_reason is not None for child in self._children.values())
         return latency, ended
+
+    def _append(self, child: Child, item: Continuation) -> bool:
+        """The child takes its token, under the eyes of whoever watches."""
+        if not self.is_watched:
+            return child.append(item, self.ends)
+        ended, grown = child.append_watched(item, self.ends, self._decode)
+        self._grown.append(grown)
+        return ended
 
     def finish_unread(self) -> None:
         """Nothing is to be drawn (max_tokens 0): the prompt alone was asked about."""
@@ -168,7 +187,7 @@ class Group:
         ranking = self.strategy.ranking()
         if ranking is None:
             return
-        kept = {child for child, _ in ranking}
+        kept = {item.child for item in ranking}
         for number in [number for number in self._children if number not in kept]:
             sequence = self._children.pop(number).sequence
             if not sequence.is_finished():
@@ -182,17 +201,28 @@ class Group:
         kind = self.params.output_kind
         if kind is OutputKind.FINAL_ONLY and not self.finished:
             return None
+        standings = self.strategy.ranking()
+        outputs: list[CompletionOutput] = []
+        if self.finished or not self.is_watched:
+            outputs, standings = self._outputs(standings, delta=kind is OutputKind.DELTA)
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self.request.prompt,
             prompt_token_ids=self._prompt_token_ids,
             prompt_logprobs=self._prompt_logprobs(),
-            outputs=tuple(self._outputs(delta=kind is OutputKind.DELTA)),
+            outputs=tuple(outputs),
             finished=self.finished,
             num_cached_tokens=self.num_cached_tokens,
             metrics=self.metrics,
             error=self.error,
+            growth=self._growth(standings) if self.is_watched else (),
         )
+
+    def _growth(self, standings: list[Standing] | None) -> tuple[GrowthStep, ...]:
+        """What was seen since the last output."""
+        step = GrowthStep(tuple(self._grown), tuple(standings or ()))
+        self._grown = []
+        return (step,)
 
     def observe(self, stats: IterationStats, now: float) -> None:
         """Tells the step in which it ended what there was to see."""
@@ -207,20 +237,21 @@ class Group:
         )
         stats.observe_parallel_sampling(self.params, max(lengths))
 
-    def _outputs(self, *, delta: bool) -> list[CompletionOutput]:
-        ranking = self.strategy.ranking()
+    def _outputs(
+        self, ranking: list[Standing] | None, *, delta: bool
+    ) -> tuple[list[CompletionOutput], list[Standing] | None]:
+        """The outputs that count, and where they are ranked, how all children stand."""
         if ranking is not None:
-            best = ranking[: self.params.n]
             return [
-                replace(self._completion(self._children[number]), index=place, score=score)
-                for place, (number, score) in enumerate(best)
-            ]
+                replace(self._completion(self._children[item.child]), index=place, score=item.score)
+                for place, item in enumerate(ranking[: self.params.n])
+            ], ranking
         if self.params.resolved_strategy is SamplingStrategy.BEST_OF_N:
             return self._best_of()
         in_order = [self._children[number] for number in sorted(self._children)]
-        return [self._completion(child, delta=delta) for child in in_order]
+        return [self._completion(child, delta=delta) for child in in_order], None
 
-    def _best_of(self) -> list[CompletionOutput]:
+    def _best_of(self) -> tuple[list[CompletionOutput], list[Standing] | None]:
         children = [self._children[number] for number in sorted(self._children)]
         completions = [(self._completion(child), child.is_empty) for child in children]
         try:
@@ -228,13 +259,14 @@ class Group:
         except Exception as error:  # a caller's own function may raise anything: it ends this request alone
             self.error = f"the score function failed: {type(error).__name__}: {error}"
             failed = [replace(output, finish_reason=FinishReason.ERROR) for output, _ in completions]
-            return failed[: self.params.n]
+            return failed[: self.params.n], None
         if self.finished:
             for loser in ranked[self.params.n :]:
                 sequence = self._children[loser.index].sequence
                 if sequence.status is not SequenceStatus.FINISHED_ABORTED:
                     sequence.move(SequenceStatus.FINISHED_IGNORED)
-        return [replace(output, index=place) for place, output in enumerate(ranked[: self.params.n])]
+        standings = [Standing(item.index, item.score or 0.0, item.finished()) for item in ranked]
+        return [replace(output, index=place) for place, output in enumerate(ranked[: self.params.n])], standings
 
     def _completion(self, child: Child, *, delta: bool = False) -> CompletionOutput:
         return child.completion(self._decode, with_logprobs=self.params.logprobs is not None, delta=delta)

@@ -50,6 +50,10 @@ class ParentRequest:
                 f"strategy {params.resolved_strategy.value!r} has children that look at each other, which requests of "
                 "their own cannot: give it to the engine, or use BeamSearchManager or DiverseSamplingManager"
             )
+        if params.output_kind is OutputKind.GROWTH:
+            raise InvalidInputError(
+                "output_kind 'growth' tells of steps, and a parent sees none: give the request to the engine"
+            )
         # All children want the same; a frozen object can be everybody's. Deltas are cut here, from whole outputs.
         self._child_params = replace(
             params,

@@ -60,11 +60,9 @@ class _Beams:
     listed: list[int] = field(default_factory=lambda: [0])  # the beams as the caller last saw them
 
     def forget_losers(self) -> None:
-        kept = dict(self.search.ranking())
-        running = self.search.running()
         self.states = {
-            child: replace(self.states[child], finished=child not in running, score=score)
-            for child, score in kept.items()
+            item.child: replace(self.states[item.child], finished=item.finished, score=item.score)
+            for item in self.search.ranking()
         }
 
 

@@ -44,7 +44,7 @@ def search(model: Weights, **options: Any) -> list[tuple[Tokens, float]]:
         if decisions.over:
             break
     assert decisions.over
-    return [(tokens[child], score) for child, score in beams.ranking()]
+    return [(tokens[child], score) for child, score, *_ in beams.ranking()]
 
 
 @given(

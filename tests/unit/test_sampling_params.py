@@ -137,7 +137,7 @@ def test_an_output_kind_may_be_given_as_member_or_as_its_string(kind: OutputKind
 
 def test_the_enumerations_have_the_documented_strings() -> None:
     assert {item.value for item in SamplingStrategy} == {"parallel", "best_of_n", "beam_search", "diverse"}
-    assert {item.value for item in OutputKind} == {"final_only", "delta", "cumulative"}
+    assert {item.value for item in OutputKind} == {"final_only", "delta", "cumulative", "growth"}
     assert {item.name for item in SamplingType} == {"GREEDY", "RANDOM"}
 
 
