@@ -13,8 +13,10 @@ from ramify.server.chat import chat_routes
 from ramify.server.completions import completion_routes
 from ramify.server.config import ServerConfig
 from ramify.server.documents import DESCRIPTION, failures
+from ramify.server.growth import growth_routes
 from ramify.server.guard import Guard
 from ramify.server.metrics import ServerMetrics
+from ramify.server.pages import Playground
 from ramify.server.reference import reference_page
 from ramify.server.replies import Health
 from ramify.server.service import ServedModel, Service
@@ -24,7 +26,7 @@ from ramify.version import __version__
 if TYPE_CHECKING:
     from ramify.async_llm import AsyncLLM  # brings torch, which a server that still loads its model need not wait for
 
-# Whoever has no key may ask whether the server lives. A page's static files hold no data and may be added here.
+# Whoever has no key may ask whether the server lives. The page's static files hold no data, and ask for the key.
 OPEN_PATHS = frozenset({"/health"})
 
 
@@ -51,7 +53,10 @@ def app_of(service: Service) -> FastAPI:
     problems.install(app)
     app.include_router(completion_routes(service))
     app.include_router(chat_routes(service))
+    app.include_router(growth_routes(service))
     app.include_router(model_routes(service))
+    playground = Playground()
+    app.include_router(playground.routes())
     app.include_router(_state_routes(service, metrics))
 
     @app.get("/docs", include_in_schema=False)
@@ -61,7 +66,7 @@ def app_of(service: Service) -> FastAPI:
     app.add_middleware(
         Guard,
         api_key=service.config.api_key,
-        open_paths=OPEN_PATHS,
+        open_paths=OPEN_PATHS | playground.paths,
         count=lambda method, route, status: metrics.answers.labels(method, route, str(status)).inc(),
     )
     return app

@@ -63,9 +63,6 @@ class SamplingFields(Strict):
     logit_bias: Annotated[dict[str, float], AfterValidator(_biases)] | None = Field(
         None, max_length=MAX_LOGIT_BIASES, description="Token id (as text) to an amount added to its logit."
     )
-    stream: bool | None = Field(None, description="Send tokens as server-sent events while they are drawn.")
-    stream_options: StreamOptions | None = Field(None, description="Only together with `stream`.")
-    user: str | None = Field(None, max_length=512, description="A label for your own records; it changes nothing.")
 
     top_k: int | None = Field(None, ge=-1, le=check.LARGEST_TOKEN_ID, description="Only the k likeliest (-1, 0: all).")
     min_p: float | None = Field(None, ge=0, le=1, description="Only tokens at least this share of the likeliest.")
@@ -99,9 +96,6 @@ class SamplingFields(Strict):
     diversity_penalty: float | None = Field(
         None, ge=0, description="Taken from a token's logit per earlier sibling or group that took it."
     )
-    return_token_ids: bool | None = Field(
-        None, description="Add `token_ids` to choices, `prompt_token_ids` to replies."
-    )
 
     def sampling_params(self, **own: Any) -> SamplingParams:
         """Everything that was given, and what the route itself has to say; there None is a value."""
@@ -109,6 +103,17 @@ class SamplingFields(Strict):
         if self.logit_bias is not None:
             given["logit_bias"] = {int(name): bias for name, bias in self.logit_bias.items()}
         return SamplingParams(**{**given, **own})
+
+
+class OpenAIFields(SamplingFields):
+    """And what else every route of OpenAI's protocol has."""
+
+    stream: bool | None = Field(None, description="Send tokens as server-sent events while they are drawn.")
+    stream_options: StreamOptions | None = Field(None, description="Only together with `stream`.")
+    user: str | None = Field(None, max_length=512, description="A label for your own records; it changes nothing.")
+    return_token_ids: bool | None = Field(
+        None, description="Add `token_ids` to choices, `prompt_token_ids` to replies."
+    )
 
     @model_validator(mode="after")
     def _check_streaming(self) -> Self:

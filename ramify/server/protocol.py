@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from ramify.sampling_params import MAX_TOKENS, OutputKind, SamplingParams
-from ramify.server.fields import Empty, SamplingFields, Strict, TokenId
+from ramify.server.fields import Empty, OpenAIFields, SamplingFields, Strict, TokenId
 
 _TEXT = {"type": "string"}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -74,7 +74,7 @@ Messages = Annotated[
 ]
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(OpenAIFields):
     prompt: Prompts = Field(description="A text, a list of texts, token ids, or a list of lists of token ids.")
     max_tokens: int | None = Field(
         None, ge=0, le=MAX_TOKENS, description="Longest output (default 16); 0 only with echo or prompt_logprobs."
@@ -120,7 +120,7 @@ class TextFormat(Strict):
     type: Literal["text"]
 
 
-class ChatCompletionRequest(SamplingFields):
+class ChatCompletionRequest(OpenAIFields):
     messages: Messages = Field(description="The conversation: objects with a role and a content of text.")
     max_completion_tokens: int | None = Field(
         None, ge=1, le=MAX_TOKENS, description="Longest answer (default: what the context has left)."
@@ -167,6 +167,30 @@ class ChatCompletionRequest(SamplingFields):
             max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             output_kind=OutputKind.DELTA if self.stream else OutputKind.FINAL_ONLY,
+        )
+
+
+class GrowthRequest(SamplingFields):
+    """Either a prompt or messages."""
+
+    prompt: str | Annotated[list[TokenId], Field(min_length=1)] | None = Field(
+        None, description="A text, or token ids."
+    )
+    messages: Messages | None = Field(None, description="A conversation, rendered by the chat template.")
+    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Longest output (default 16).")
+    top_logprobs: int | None = Field(None, ge=0, description="Tell this many of the likeliest tokens with each token.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("one of prompt and messages must be given")
+        return self
+
+    def params(self) -> SamplingParams:
+        return self.sampling_params(
+            max_tokens=16 if self.max_tokens is None else self.max_tokens,
+            logprobs=self.top_logprobs,
+            output_kind=OutputKind.GROWTH,
         )
 
 

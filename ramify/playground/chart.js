@@ -1,0 +1,55 @@
+// α and both divergences over the tokens of one continuation.
+
+import { draw, make } from "./elements.js";
+
+const WIDTH = 300;
+const HEIGHT = 76;
+
+export class Chart {
+  constructor() {
+    this.cursor = draw("line", { class: "cursor", y1: 0, y2: HEIGHT, visibility: "hidden" });
+    this.alpha = draw("polyline", { class: "alpha" });
+    this.klTeacher = draw("polyline", { class: "kl-teacher" });
+    this.klTheta = draw("polyline", { class: "kl-theta" });
+    const lines = [0, 0.5, 1].map((share) => draw("line", { x1: 0, x2: WIDTH, y1: y(share), y2: y(share) }));
+    this.svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" },
+      ...lines, this.klTeacher, this.klTheta, this.alpha, this.cursor);
+    this.caption = make("figcaption");
+    this.element = make("figure", "chart", this.svg, this.caption);
+  }
+
+  show(nodes) {
+    this.count = nodes.length;
+    const alphas = nodes.map((node) => node.alpha);
+    const mean = alphas.reduce((sum, alpha) => sum + alpha, 0) / nodes.length;
+    const largest = Math.max(1e-9, ...nodes.flatMap((node) => [node.kl_teacher ?? 0, node.kl_theta ?? 0]));
+    this.#line(this.alpha, alphas);
+    this.#line(this.klTeacher, nodes.map((node) => (node.kl_teacher ?? 0) / largest));
+    this.#line(this.klTheta, nodes.map((node) => (node.kl_theta ?? 0) / largest));
+    this.svg.setAttribute("aria-label",
+      `α over ${nodes.length} tokens, mean ${mean.toFixed(2)}; divergences up to ${largest.toFixed(2)} nats`);
+    this.caption.replaceChildren(
+      make("i", "alpha-key", `α, 0 to 1, mean ${mean.toFixed(2)}`),
+      make("i", "teacher-key", "KL to teacher"),
+      make("i", "theta-key", `KL to student (to ${largest.toPrecision(2)} nats)`));
+  }
+
+  /** A line at one token, the one that has the focus. */
+  mark(index) {
+    this.cursor.setAttribute("visibility", index < 0 ? "hidden" : "visible");
+    this.cursor.setAttribute("x1", this.#x(index));
+    this.cursor.setAttribute("x2", this.#x(index));
+  }
+
+  #line(polyline, values) {
+    polyline.setAttribute("points", values.map((value, index) => `${this.#x(index)},${y(value)}`).join(" "));
+  }
+
+  #x(index) {
+    return ((index + 0.5) * WIDTH / this.count).toFixed(1);
+  }
+}
+
+function y(share) {
+  return (HEIGHT - 3 - share * (HEIGHT - 6)).toFixed(1);
+}

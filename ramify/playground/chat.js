@@ -1,0 +1,58 @@
+// A conversation that can be written turn by turn.
+
+import { make } from "./elements.js";
+import { FIRST_MESSAGE } from "./strategies.js";
+
+const ROLES = ["system", "user", "assistant"];
+
+export class Chat {
+  constructor(holder, addButton) {
+    this.holder = holder;
+    addButton.addEventListener("click", () => {
+      const last = [...holder.children].at(-1)?.dataset.role;
+      this.add(last === "user" ? "assistant" : "user", "").querySelector("textarea").focus();
+    });
+    this.add("user", FIRST_MESSAGE);
+  }
+
+  add(role, content) {
+    const choice = make("select");
+    for (const name of ROLES) choice.append(new Option(name, name));
+    choice.value = role;
+    const text = make("textarea");
+    text.rows = 2;
+    text.value = content;
+    const remove = make("button", "remove", "Remove");
+    remove.type = "button";
+    const message = make("div", "chat-message", choice, remove, text);
+    message.dataset.role = role;
+    const name = () => {
+      message.dataset.role = choice.value;
+      choice.setAttribute("aria-label", "Role");
+      text.setAttribute("aria-label", `Message of the ${choice.value}`);
+      remove.setAttribute("aria-label", `Remove this message of the ${choice.value}`);
+    };
+    choice.addEventListener("change", name);
+    name();
+    remove.addEventListener("click", () => {
+      message.remove();
+      if (!this.holder.children.length) this.add("user", "");
+      this.holder.querySelector("textarea").focus();
+    });
+    this.holder.append(message);
+    return message;
+  }
+
+  read() {
+    return [...this.holder.children].map((message) => ({
+      role: message.querySelector("select").value,
+      content: message.querySelector("textarea").value,
+    }));
+  }
+
+  /** Goes on with an answer: it becomes a turn, and the next one is the user's. */
+  reply(answer) {
+    this.add("assistant", answer);
+    this.add("user", "").querySelector("textarea").focus();
+  }
+}

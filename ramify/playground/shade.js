@@ -1,0 +1,63 @@
+// Numbers as colours: how surprising a token was, and which of two models it leans to.
+
+const DECADES = 3; // a token of one in a thousand, or less, has the full colour
+
+/** Marks an element with what the stylesheet needs to shade it. */
+export function shade(element, node) {
+  const level = surprise(node.logprob);
+  if (level > 0.01) { // what is all but certain stays clear
+    element.dataset.level = "";
+    element.style.setProperty("--level", level.toFixed(3));
+  }
+  if (node.alpha != null) {
+    element.dataset.side = node.alpha >= 0.5 ? "teacher" : "student";
+    element.style.setProperty("--lean", Math.abs(2 * node.alpha - 1).toFixed(3));
+  }
+}
+
+function surprise(logprob) {
+  if (logprob == null) return 1; // nothing is more surprising than what could not be drawn
+  return Math.min(1, Math.max(0, -logprob / Math.LN10 / DECADES));
+}
+
+/** The colour scale, in words and colours, for what tokens are shaded by. */
+export function legend(by) {
+  const holder = document.createDocumentFragment();
+  if (by === "nothing") return holder;
+  const scale = document.createElement("span");
+  scale.className = "legend-scale";
+  const steps = by === "alpha"
+    ? [0, 0.25, 0.5, 0.75, 1].map((alpha) => [String(alpha), { logprob: 0, alpha }])
+    : [1, 0.5, 0.1, 0.01, 0.001].map((p, place) => [place === 4 ? "≤ 0.001" : String(p), { logprob: Math.log(p) }]);
+  for (const [label, node] of steps) {
+    const step = document.createElement("span");
+    step.textContent = label;
+    shade(step, node);
+    step.style.setProperty("background", "var(--shade, transparent)");
+    scale.append(step);
+  }
+  const [before, after] = by === "alpha"
+    ? ["all student", "all teacher (α)"]
+    : ["probability the model gave each token: certain", "a surprise"];
+  holder.append(`${before} `, scale, ` ${after}`);
+  return holder;
+}
+
+/** A share in words short enough for a list: 37 %, 0.42 %, < 0.01 %. */
+export function percent(probability) {
+  const value = probability * 100;
+  if (value >= 10) return `${value.toFixed(0)} %`;
+  if (value >= 0.1) return `${value.toFixed(value >= 1 ? 1 : 2)} %`;
+  return value >= 0.01 ? `${value.toFixed(2)} %` : "< 0.01 %";
+}
+
+/** A number with a true minus sign. */
+export function signed(number, digits) {
+  return number.toFixed(digits).replace("-", "−");
+}
+
+/** A token's text with what cannot be seen made visible. */
+export function visible(piece) {
+  if (piece === "") return "(no text)";
+  return piece.replaceAll(" ", "␣").replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll("\r", "␍");
+}
