@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 
 from ramify.async_engine import RequestStream
 from ramify.outputs import GrownToken, GrowthStep, RequestOutput
@@ -24,13 +25,18 @@ from ramify.server.service import ServedModel, Service, prepared
 from ramify.text.codec import TextCodec
 
 
+class _Documented(JSONResponse):
+    """For the OpenAPI document alone: events are JSON, each by itself."""
+
+    media_type = "text/event-stream"
+
+
 def growth_routes(service: Service) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, tags=["samples"])
 
     @router.post(
         "/ramify/stream",
-        response_class=EventStream,
-        status_code=200,
+        response_class=_Documented,
         response_model=None,
         responses={
             200: {"model": GrowthEvent, "description": "Server-sent events; after the last, `data: [DONE]`."},

@@ -1,0 +1,526 @@
+"""The playground in a real browser, before a real server with the default model. Leaves pictures in `screenshots/`."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+
+from ramify import LLM, AsyncLLM, SamplingParams
+from ramify.server.app import create_app
+from ramify.server.config import ServerConfig
+from tests.browser import picture, system_browser
+from tests.serving import serving
+
+DESKTOP = {"width": 1360, "height": 860}
+PHONE = {"width": 375, "height": 780}
+PROMPT = "The lighthouse keeper climbed the stairs one last time. At the top she found"
+LONG = 60_000  # milliseconds that a busy machine may take for one search
+
+
+@pytest.fixture(scope="module")
+def llm() -> AsyncLLM:
+    return AsyncLLM(max_model_len=1024)
+
+
+@pytest.fixture(scope="module")
+def url(llm: AsyncLLM) -> Iterator[str]:
+    with serving(create_app(llm)) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with system_browser() as browser:
+        yield browser
+
+
+class Visit:
+    """A page, and what went wrong in it."""
+
+    def __init__(self, context: BrowserContext, url: str) -> None:
+        self.page = context.new_page()
+        self.faults: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("console", lambda message: self._heard(message.type, message.text))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(url)
+
+    def _heard(self, kind: str, text: str) -> None:
+        if kind == "error" and "Failed to load resource" not in text:  # the browser's word for a refusal
+            self.faults.append(text)
+
+
+@pytest.fixture
+def visit(browser: Browser, url: str) -> Iterator[Any]:
+    """visit(**context options) -> Page; no page may have had an error of its own or asked anybody else."""
+    visits: list[Visit] = []
+    with ExitStack() as contexts:
+
+        def begin(address: str = url, **options: Any) -> Page:
+            context = browser.new_context(**{"viewport": DESKTOP, "reduced_motion": "reduce", **options})
+            contexts.callback(context.close)
+            visits.append(Visit(context, address))
+            return visits[-1].page
+
+        yield begin
+        for each in visits:
+            assert each.faults == []
+            assert all(asked.startswith("http://127.0.0.1:") for asked in each.asked), "something from elsewhere"
+
+
+def sample(page: Page) -> None:
+    page.get_by_role("button", name="Sample").click()
+    finished(page)
+
+
+def finished(page: Page) -> None:
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden(timeout=LONG)
+    expect(page.get_by_role("button", name="Sample")).to_be_visible()
+
+
+def until(page: Page, expression: str) -> None:
+    """Asks until it is so; the page's own policy keeps Playwright's waiting for expressions out."""
+    for _ in range(LONG // 20):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError(f"it never came to this: {expression}")
+
+
+def choose(page: Page, strategy: str, **fields: object) -> None:
+    page.get_by_role("radio", name=strategy).check(force=True)
+    for name, value in fields.items():
+        page.locator(f"#control-{name}").fill(str(value))
+
+
+def columns(page: Page) -> Locator:
+    return page.locator(".column")
+
+
+def column_text(column: Locator) -> str:
+    """What a column says; special tokens are shown in it and belong to no text."""
+    pieces: list[str] = column.locator(".token:not(.silent)").evaluate_all("all => all.map(one => one.textContent)")
+    return "".join(pieces)
+
+
+def answer(url: str, **body: Any) -> list[str]:
+    """The texts of the same search by the plain route."""
+    reply = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    return [choice["text"] for choice in reply.json()["choices"]]
+
+
+# -- sampling -------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_streams_into_four_columns_side_by_side(visit: Any, url: str) -> None:
+    page = visit()
+    expect(page.get_by_text("One prompt, many continuations")).to_be_visible()
+    picture(page, "empty")
+    page.get_by_role("button", name="Sample").click()
+    # It streams: there are tokens while the search still runs.
+    until(page, "document.querySelectorAll('.column.running .token').length > 4")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    finished(page)
+    expect(columns(page)).to_have_count(4)
+    tops = {round(column.bounding_box()["y"]) for column in columns(page).all()}  # type: ignore[index]
+    assert len(tops) == 1, "side by side"
+    texts = [column_text(column) for column in columns(page).all()]
+    assert texts == answer(url, prompt=PROMPT, n=4, max_tokens=40, temperature=0.8, seed=7)
+    assert len(set(texts)) == 4
+    picture(page, "four-columns")
+
+
+def test_a_token_is_shaded_by_its_probability_and_shows_its_alternatives(visit: Any) -> None:
+    page = visit()
+    choose(page, "Parallel", n=2, max_tokens=12)
+    sample(page)
+    tokens = columns(page).first.locator(".token")
+    shades = tokens.evaluate_all(
+        "all => all.map(one => [one.node.logprob, getComputedStyle(one.querySelector('.ink')).backgroundColor])"
+    )
+    certain = [colour for logprob, colour in shades if logprob > -0.02]
+    surprising = [colour for logprob, colour in shades if logprob < -2]
+    assert surprising
+    assert all(colour not in certain for colour in surprising)
+    tokens.nth(3).click()
+    panel = page.get_by_role("dialog", name="Alternatives of a token")
+    expect(panel).to_be_visible()
+    shares = [
+        float(re.sub(r"[<% ]", "", text)) for text in panel.locator("li .share").all_inner_texts() if "<" not in text
+    ]
+    assert 98 < sum(shares) < 102, "eight alternatives, what was drawn, and all others make one"
+    assert panel.locator("li").count() >= 9
+    expect(panel.locator("li.taken")).to_have_count(1)
+    picture(page, "alternatives")
+    page.keyboard.press("Escape")
+    expect(panel).to_be_hidden()
+
+
+def test_the_losers_of_best_of_are_greyed(visit: Any, url: str) -> None:
+    page = visit()
+    choose(page, "Best of", n=2, best_of=6, max_tokens=14)
+    sample(page)
+    expect(columns(page)).to_have_count(6)
+    expect(page.locator(".column.won")).to_have_count(2)
+    expect(page.locator(".column.lost")).to_have_count(4)
+    looks = page.locator(".column.lost").evaluate_all("all => all.map(one => getComputedStyle(one).filter)")
+    assert set(looks) == {"grayscale(1)"}
+    winners = {
+        column.locator(".badge").inner_text(): column_text(column) for column in page.locator(".column.won").all()
+    }
+    best = answer(url, prompt=PROMPT, n=2, best_of=6, max_tokens=14, temperature=0.8, seed=7)
+    assert [winners["1st"], winners["2nd"]] == best
+    scores = {
+        column.locator(".badge").inner_text(): float(
+            column.get_by_text("score").locator("b").inner_text().replace("−", "-")
+        )
+        for column in columns(page).all()
+    }
+    assert scores["1st"] >= scores["2nd"] >= scores["3rd"] >= scores["6th"]
+    picture(page, "best-of")
+
+
+# -- beams ----------------------------------------------------------------------------------------------------
+
+
+def test_beams_are_a_tree_that_grows(visit: Any, url: str) -> None:
+    page = visit()
+    choose(page, "Beams", n=4, beam_width=4, max_tokens=10)
+    page.get_by_role("button", name="Sample").click()
+    until(page, "document.querySelectorAll('.tree .node').length >= 8")
+    early = page.locator(".tree .node").count()
+    finished(page)
+    nodes = page.locator(".tree .node")
+    assert nodes.count() == 40
+    assert early < 40, "it grew"
+    assert page.locator(".tree .edge").count() == 40
+    best = page.locator(".tree .node.best").evaluate_all("all => all.map(one => one.node.text).join('')")
+    texts = [column_text(column) for column in columns(page).all()]
+    assert best == texts[0]
+    assert texts == answer(url, prompt=PROMPT, n=4, strategy="beam_search", beam_width=4, max_tokens=10)
+    assert page.locator(".tree .node.dead").count() > 0, "branches that were given up"
+    picture(page, "beam-tree")
+
+
+def test_groups_of_beams_have_colours(visit: Any) -> None:
+    page = visit(color_scheme="dark")
+    choose(page, "Groups", n=4, beam_width=4, num_beam_groups=2, max_tokens=8)
+    sample(page)
+    expect(page.get_by_text("group 2")).to_be_visible()
+    strokes = page.locator(".tree .node .frame").evaluate_all("all => all.map(one => getComputedStyle(one).stroke)")
+    assert len(set(strokes)) == 2
+    picture(page, "groups-dark")
+
+
+# -- chat -----------------------------------------------------------------------------------------------------
+
+
+def test_a_chat_goes_on_with_the_answer_that_was_liked(visit: Any) -> None:
+    page = visit()
+    page.get_by_role("tab", name="Chat").click()
+    page.get_by_role("textbox", name="Message of the user").fill("Name a colour.")
+    choose(page, "Parallel", n=2, max_tokens=10)
+    sample(page)
+    liked = column_text(columns(page).nth(1))
+    columns(page).nth(1).get_by_role("button", name="Reply to this").click()
+    expect(page.get_by_role("textbox", name="Message of the assistant")).to_have_value(liked)
+    page.get_by_role("textbox", name="Message of the user").nth(1).fill("Another one, please.")
+    sample(page)
+    expect(columns(page)).to_have_count(2)
+    picture(page, "chat")
+
+
+# -- what goes wrong ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fields", "field", "words"),
+    [
+        ("Parallel", {"temperature": 9}, "temperature", "temperature"),
+        ("Parallel", {"temperature": 0}, "n", "greedy"),
+        ("Parallel", {"n": 1000}, "n", "128"),
+        ("Beams", {"n": 8, "beam_width": 4}, "n", "beam_width"),
+        ("Groups", {"num_beam_groups": 3}, "num_beam_groups", "divide"),
+        ("Best of", {"n": 4, "best_of": 2}, "best_of", "at least n"),
+    ],
+)
+def test_a_refused_input_is_a_message_beside_its_field(
+    visit: Any, strategy: str, fields: dict[str, object], field: str, words: str
+) -> None:
+    page = visit()
+    choose(page, strategy, **fields)
+    sample(page)
+    message = page.locator(f'[data-field="{field}"] .message')
+    expect(message).to_be_visible()
+    expect(message).to_contain_text(words)
+    entry = page.locator(f"#control-{field}")
+    expect(entry).to_have_attribute("aria-invalid", "true")
+    expect(entry).to_be_focused()
+    expect(columns(page)).to_have_count(0)
+    if strategy == "Parallel" and field == "temperature":
+        picture(page, "refused")
+
+
+def test_a_message_goes_when_it_is_no_longer_true(visit: Any) -> None:
+    page = visit()
+    choose(page, "Parallel", n=1, max_tokens=2, temperature=9)
+    sample(page)
+    message = page.locator('[data-field="temperature"] .message')
+    expect(message).to_be_visible()
+    choose(page, "Parallel", temperature=1)
+    sample(page)
+    expect(message).to_be_hidden()
+    expect(columns(page)).to_have_count(1)
+
+
+def test_an_empty_prompt_is_a_message_beside_it(visit: Any) -> None:
+    page = visit()
+    page.get_by_label("Prompt", exact=True).last.fill("")
+    sample(page)
+    message = page.locator('[data-field="prompt"] .message')
+    expect(message).to_be_visible()
+    expect(message).to_contain_text("empty")
+
+
+def test_the_key_is_asked_for_and_a_wrong_one_is_not_taken(visit: Any, llm: AsyncLLM) -> None:
+    with serving(create_app(llm, ServerConfig(api_key="open sesame"))) as guarded:
+        page = visit(guarded)
+        dialog = page.get_by_role("dialog", name="This server wants an API key")
+        expect(dialog).to_be_visible()
+        picture(page, "key")
+        page.get_by_label("API key", exact=True).fill("close sesame")
+        page.get_by_role("button", name="Use this key").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("does not know")
+        page.get_by_label("API key", exact=True).fill("open sesame")
+        page.keyboard.press("Enter")
+        expect(dialog).to_be_hidden()
+        choose(page, "Parallel", n=1, max_tokens=3)
+        sample(page)
+        expect(columns(page)).to_have_count(1)
+        page.get_by_role("button", name="Copy as curl").click()
+        code = page.locator("#code").inner_text()
+        assert "$RAMIFY_API_KEY" in code
+        assert "open sesame" not in code
+
+
+def test_a_server_that_went_away_is_said_so(visit: Any, llm: AsyncLLM) -> None:
+    with serving(create_app(llm)) as address:
+        page = visit(address)
+        expect(page.locator("#model option")).to_have_text(["smollm2-135m"])
+    sample(page)
+    expect(page.get_by_role("alert").first).to_contain_text("does not answer")
+    expect(page.get_by_role("button", name="Sample")).to_be_enabled()
+
+
+def test_stop_keeps_what_came_and_frees_the_engine(visit: Any, llm: AsyncLLM) -> None:
+    page = visit()
+    choose(page, "Parallel", n=3, max_tokens=900)
+    page.get_by_role("button", name="Sample").click()
+    until(page, "document.querySelectorAll('.token').length > 6")
+    page.get_by_role("button", name="Stop").click()
+    finished(page)
+    expect(columns(page).first.locator(".state")).to_have_text("stopped")
+    assert column_text(columns(page).first)
+    page.wait_for_timeout(100)
+    for _ in range(200):
+        if llm.engine.num_unfinished == 0:
+            break
+        page.wait_for_timeout(50)
+    assert llm.engine.num_unfinished == 0
+    assert llm.stats()["blocks_in_use"] == 0
+
+
+def test_a_models_text_is_text_and_never_markup(visit: Any) -> None:
+    """No model writes this on demand, so the stream is written here; the page is the real one."""
+    hostile = "<img src=x onerror=alert(1)><script>document.title='taken'</script>"
+    token = {
+        "child": 0, "parent": 0, "position": 0, "token_id": 1, "token": hostile, "text": hostile, "num_taken_back": 0,
+        "logprob": -0.5, "rank": 1, "top": [{"token_id": 1, "token": hostile, "logprob": -0.5}],
+        "finish_reason": "length", "stop_reason": None,
+    }  # fmt: skip
+    events = [
+        {
+            "type": "start",
+            "id": "x",
+            "model": hostile,
+            "strategy": "parallel",
+            "num_children": 1,
+            "num_prompt_tokens": 1,
+        },
+        {"type": "steps", "steps": [{"tokens": [token], "standings": []}]},
+        {"type": "end", "outputs": [{}], "usage": {"completion_tokens": 1}},
+    ]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    page = visit()
+    page.route("**/ramify/stream", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    choose(page, "Parallel", n=1)
+    sample(page)
+    assert column_text(columns(page).first) == hostile
+    columns(page).first.locator(".token").click()
+    expect(page.locator("#alternatives")).to_contain_text("onerror")
+    assert page.locator("img, .columns script, #alternatives script").count() == 0
+    assert page.title() == "Ramify playground"
+
+
+# -- as code --------------------------------------------------------------------------------------------------
+
+
+def test_the_python_it_shows_gives_the_same_texts(visit: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    page = visit()
+    page.get_by_label("Prompt", exact=True).last.fill('She said "it\'s\nover", and left')
+    choose(page, "Parallel", n=2, max_tokens=6)
+    sample(page)
+    page.get_by_role("button", name="Copy as Python").click()
+    expect(page.get_by_role("dialog", name="This search in Python")).to_be_visible()
+    picture(page, "code")
+    names: dict[str, Any] = {}
+    exec(compile(page.locator("#code").inner_text(), "copied", "exec"), names)
+    capsys.readouterr()
+    assert isinstance(names["llm"], LLM)
+    assert isinstance(names["params"], SamplingParams)
+    texts = [item.text for item in names["output"].outputs]
+    assert texts == [column_text(column) for column in columns(page).all()]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
+def test_the_curl_it_shows_gives_the_same_texts(visit: Any) -> None:
+    page = visit()
+    page.get_by_label("Prompt", exact=True).last.fill('It\'s "over"; $HOME `date`\nshe said')
+    choose(page, "Beams", n=2, beam_width=2, max_tokens=5)
+    sample(page)
+    page.get_by_role("button", name="Copy as curl").click()
+    done = subprocess.run(
+        ["bash", "-c", page.locator("#code").inner_text()], capture_output=True, text=True, timeout=60, check=True
+    )
+    events = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("data: {")]
+    texts = [item["text"] for item in events[-1]["outputs"]]
+    assert texts == [column_text(column) for column in columns(page).all()]
+
+
+# -- hands and eyes -------------------------------------------------------------------------------------------
+
+
+def test_it_can_be_used_with_the_keyboard_alone(visit: Any) -> None:
+    page = visit()
+    prompt = page.get_by_label("Prompt", exact=True).last
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        if prompt.evaluate("one => one === document.activeElement"):
+            break
+    expect(prompt).to_be_focused()
+    page.keyboard.press("Control+A")
+    page.keyboard.type("The capital of Portugal is")
+    radio = page.get_by_role("radio", name="Parallel")
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        if radio.evaluate("one => one === document.activeElement"):
+            break
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("radio", name="Best of")).to_be_checked()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("2")
+    page.keyboard.press("Control+Enter")
+    finished(page)
+    expect(columns(page)).to_have_count(2)
+    tokens = columns(page).first.locator(".token")
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.classList.contains('token')"):
+            break
+    expect(tokens.first).to_be_focused()
+    outline = tokens.first.evaluate("one => getComputedStyle(one).outlineStyle")
+    assert outline == "solid", "the focus can be seen"
+    page.keyboard.press("ArrowRight")
+    expect(tokens.nth(1)).to_be_focused()
+    page.keyboard.press("Enter")
+    panel = page.locator("#alternatives")
+    expect(panel).to_be_visible()
+    shown = panel.locator("h2").inner_text()
+    page.keyboard.press("ArrowRight")
+    expect(tokens.nth(2)).to_be_focused()
+    expect(panel).to_be_visible()
+    assert panel.locator("h2").inner_text() != shown, "the panel follows"
+    page.keyboard.press("Escape")
+    expect(panel).to_be_hidden()
+    expect(tokens.nth(2)).to_be_focused()
+    page.keyboard.press("Tab")  # a column is one stop
+    expect(columns(page).nth(1).locator(".token").first).to_be_focused()
+
+
+def test_the_tree_can_be_walked_with_arrows(visit: Any) -> None:
+    page = visit()
+    choose(page, "Beams", n=2, beam_width=3, max_tokens=5)
+    sample(page)
+    first = page.locator('.tree .node[tabindex="0"]')
+    first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowUp")
+    label = page.evaluate("document.activeElement.getAttribute('aria-label')")
+    assert label.startswith("Step 1:")
+    best = page.locator(".tree .node.best").first
+    best.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Step 2:")
+    page.keyboard.press("Enter")
+    expect(page.locator("#alternatives")).to_be_visible()
+
+
+def test_phone_width(visit: Any) -> None:
+    page = visit(viewport=PHONE, is_mobile=True, has_touch=True, device_scale_factor=2)
+    picture(page, "phone")
+    choose(page, "Parallel", max_tokens=20)
+    sample(page)
+    lefts = {round(column.bounding_box()["x"]) for column in columns(page).all()}  # type: ignore[index]
+    assert len(lefts) == 1, "one below the other"
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    picture(page, "phone-columns")
+    columns(page).first.locator(".token").nth(2).tap()
+    box = page.locator("#alternatives").bounding_box()
+    assert box is not None
+    assert (box["x"], box["width"]) == (0, PHONE["width"])
+    assert round(box["y"] + box["height"]) == PHONE["height"], "a sheet at the bottom"
+    picture(page, "phone-alternatives")
+    page.keyboard.press("Escape")
+    choose(page, "Beams", n=2, beam_width=3, max_tokens=8)
+    sample(page)
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"], "the tree scrolls by itself"
+    picture(page, "phone-tree")
+
+
+def test_dark_as_the_system_says_or_as_the_button_does(visit: Any) -> None:
+    def brightness(page: Page) -> int:
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, re.findall(r"\d+", colour)[:3])) // 3
+
+    light, dark = visit(color_scheme="light"), visit(color_scheme="dark")
+    assert brightness(light) > 230
+    assert brightness(dark) < 40
+    light.get_by_role("button", name="Colours").click()
+    assert brightness(light) < 40
+    light.reload()
+    assert brightness(light) < 40, "it is remembered"
+    picture(dark, "dark")
+
+
+def test_every_field_has_a_name_and_ids_are_used_once(visit: Any) -> None:
+    page = visit()
+    nameless = page.evaluate(
+        """[...document.querySelectorAll('input, select, textarea, button')]
+            .filter(one => !one.labels?.length && !one.getAttribute('aria-label') && !one.textContent.trim())
+            .map(one => one.outerHTML)"""
+    )
+    assert nameless == []
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map(one => one.id)")
+    assert len(set(ids)) == len(ids)
