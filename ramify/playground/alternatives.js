@@ -44,7 +44,7 @@ export class Alternatives {
     const chosen = rows.some((row) => row.token_id === node.token_id);
     for (const row of rows) list.append(line(row.token, row.logprob, row.token_id === node.token_id));
     if (!chosen) list.append(line(ownText(node), node.logprob, true));
-    const rest = 1 - rows.reduce((sum, row) => sum + Math.exp(row.logprob), 0);
+    const rest = 1 - rows.reduce((sum, row) => sum + Math.exp(row.logprob ?? -Infinity), 0);
     if (rest > 0.0005) {
       const other = make("li", "rest", make("span", "", "all others"), make("span", "share", percent(rest)));
       other.style.setProperty("--part", rest.toFixed(4));
@@ -52,8 +52,12 @@ export class Alternatives {
     }
     const content = [
       make("h2", "", visible(ownText(node))),
-      make("p", "said", `${percent(Math.exp(node.logprob))} · logprob ${signed(node.logprob, 3)} · token ${node.token_id}`
-        + (node.rank ? ` · rank ${node.rank}` : "")),
+      make("p", "said", [
+        percent(Math.exp(node.logprob ?? -Infinity)),
+        ...(node.rank ? [`rank ${node.rank}`] : []),
+        `logprob ${node.logprob === null ? "−∞" : signed(node.logprob, 2)}`,
+        `id ${node.token_id}`,
+      ].join(" · ")),
       list,
     ];
     if (node.alpha != null) {
@@ -79,7 +83,7 @@ export class Alternatives {
 }
 
 function line(piece, logprob, taken) {
-  const probability = Math.exp(logprob);
+  const probability = Math.exp(logprob ?? -Infinity);
   const item = make("li", taken ? "taken" : "", make("span", "piece", visible(piece)), make("span", "share", percent(probability)));
   item.style.setProperty("--part", probability.toFixed(4));
   if (taken) item.setAttribute("aria-current", "true");

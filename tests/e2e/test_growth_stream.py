@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -189,6 +191,19 @@ def test_the_openapi_document_describes_the_events(client: httpx.Client) -> None
     assert described["schema"] == {"$ref": "#/components/schemas/GrowthEvent"}
     assert {"StartEvent", "StepsEvent", "EndEvent"} <= set(document["components"]["schemas"])
     assert "/" not in document["paths"], "static files are no interface"
+
+
+def test_the_page_about_it_tells_the_truth(client: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:
+    """The Python block runs, and what it says of fields is what there is."""
+    page = (Path(__file__).parents[2] / "docs" / "playground.md").read_text()
+    [block] = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    exec(compile(block, "docs/playground.md", "exec"), {})
+    assert capsys.readouterr().out.count("Standing(") >= 8
+    described = client.get("/openapi.json").json()["components"]["schemas"]
+    for name in ("StartEvent", "GrownToken", "Standing"):
+        for field in set(described[name]["properties"]) - {"type", "token_id"}:
+            assert f"`{field}`" in page, f"{name}.{field} is not told about"
+    assert set(re.findall(r"^\*\*(\w+)\*\*:", page, flags=re.MULTILINE)) == {"start", "steps", "end"}
 
 
 def test_a_reader_who_leaves_frees_the_engine(client: httpx.Client, llm: AsyncLLM) -> None:

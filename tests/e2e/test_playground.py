@@ -141,10 +141,9 @@ def test_a_prompt_streams_into_four_columns_side_by_side(visit: Any, url: str) -
 
 
 def test_a_token_is_shaded_by_its_probability_and_shows_its_alternatives(visit: Any) -> None:
-    page = visit()
-    choose(page, "Parallel", n=2, max_tokens=12)
+    page = visit(viewport={"width": 1360, "height": 736})
     sample(page)
-    tokens = columns(page).first.locator(".token")
+    tokens = columns(page).nth(1).locator(".token")
     shades = tokens.evaluate_all(
         "all => all.map(one => [one.node.logprob, getComputedStyle(one.querySelector('.ink')).backgroundColor])"
     )
@@ -152,7 +151,7 @@ def test_a_token_is_shaded_by_its_probability_and_shows_its_alternatives(visit: 
     surprising = [colour for logprob, colour in shades if logprob < -2]
     assert surprising
     assert all(colour not in certain for colour in surprising)
-    tokens.nth(3).click()
+    tokens.nth(5).click()
     panel = page.get_by_role("dialog", name="Alternatives of a token")
     expect(panel).to_be_visible()
     shares = [
