@@ -15,6 +15,8 @@ import { Tree } from "./tree.js";
 const ORDINALS = new Intl.PluralRules("en", { type: "ordinal" });
 
 class Page {
+  #frame = 0; // of the screen, in which what came is drawn
+
   constructor() {
     this.form = new Form();
     this.key = new ApiKey();
@@ -52,10 +54,12 @@ class Page {
       for await (const event of events(request, { key: this.key.value, signal: running.signal })) {
         this.search.take(event);
         if (event.type === "start") this.#start();
-        else this.#draw();
+        else this.#drawSoon();
       }
+      this.#drawNow();
       this.#finish();
     } catch (error) {
+      if (this.search.start) this.#drawNow();
       this.#interrupted(error);
     } finally {
       if (this.running === running) {
@@ -67,6 +71,8 @@ class Page {
 
   #begin(request) {
     this.alternatives.close();
+    cancelAnimationFrame(this.#frame);
+    this.#frame = 0;
     this.search = new Search(request);
     this.columns = new Map();
     this.tree = null;
@@ -95,12 +101,21 @@ class Page {
     } else {
       for (let child = 0; child < search.start.num_children; child += 1) this.#column(child);
     }
-    this.#offerAlpha(Boolean(this.#mixtureOf(search.request)));
+    const mixture = this.#mixtureOf(search.request);
+    this.#offerAlpha(mixture !== null);
+    find("copy-python").hidden = mixture !== null && search.request.messages !== undefined; // a chat of two is the server's
     this.#say(`${search.start.num_prompt_tokens} prompt tokens, computed once for all ${search.start.num_children}.`, "Sampling has begun.");
     if (matchMedia("(max-width: 960px)").matches) this.results.scrollIntoView();
   }
 
-  #draw() {
+  /** However fast events come, a screen shows so many pictures a second. */
+  #drawSoon() {
+    this.#frame ||= requestAnimationFrame(() => this.#drawNow());
+  }
+
+  #drawNow() {
+    cancelAnimationFrame(this.#frame);
+    this.#frame = 0;
     const { search } = this;
     if (search.isBeams) {
       this.tree.show(search);
@@ -170,6 +185,11 @@ class Page {
     } catch (error) {
       if (error instanceof Refusal && error.status === 401) {
         if (await this.#askKey()) this.#loadModels();
+        return;
+      }
+      if (error instanceof Refusal && error.status === 503) { // it listens, and loads its model
+        choice.replaceChildren(new Option("the model is being loaded …", ""));
+        setTimeout(() => this.#loadModels(), 1000);
         return;
       }
       choice.replaceChildren(new Option("no server", ""));

@@ -33,7 +33,7 @@ export function write(element, text) {
 
 /** What a screen reader says, and what a tree writes on its nodes. */
 export function label(node) {
-  return `${visible(ownText(node))}, ${percent(Math.exp(node.logprob ?? -Infinity))}`;
+  return `${ownText(node).trim() || visible(ownText(node))}, ${percent(Math.exp(node.logprob ?? -Infinity))}`;
 }
 
 /** A token's own spelling; its contribution to the text may be none yet, in the middle of a character. */
