@@ -127,6 +127,7 @@ class GrownToken:
     text: str = ""
     num_taken_back: int = 0
     rows: Sequence[LogprobRow] | None = None  # one row, made when it is read
+    mixture: MixtureReport | None = None  # where two models were mixed
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 

@@ -11,6 +11,12 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
+from ramify.config import DEFAULT_MODEL, MixtureConfig
+from ramify.server.app import app_of
+from ramify.server.config import PairConfig, ServerConfig
+from ramify.server.load import load_pair
+from ramify.server.service import Service
+
 
 @contextmanager
 def serving(app: FastAPI, *, max_header_bytes: int = 16 * 2**10, send_buffer: int | None = None) -> Iterator[str]:
@@ -37,3 +43,11 @@ def serving(app: FastAPI, *, max_header_bytes: int = 16 * 2**10, send_buffer: in
     server.should_exit = True
     thread.join(timeout=30)
     assert not thread.is_alive(), "the server does not end"
+
+
+def mixture_app() -> FastAPI:
+    """The default model as teacher and as student, under the name `mixture`."""
+    service = Service(ServerConfig())
+    pair = PairConfig(teacher=DEFAULT_MODEL, theta=DEFAULT_MODEL)
+    service.open([load_pair(pair, MixtureConfig(), {"max_model_len": 1024}, "mixture", lambda _: None)])
+    return app_of(service)

@@ -60,8 +60,11 @@ export class Alternatives {
       ].join(" · ")),
       list,
     ];
-    if (node.alpha != null) {
-      content.push(make("p", "note", `α ${node.alpha.toFixed(3)} · KL to teacher ${number(node.kl_teacher)} · KL to student ${number(node.kl_theta)}`));
+    if (node.mixture) {
+      const { alpha, kl_teacher: klTeacher, kl_theta: klTheta, logprob_teacher: teacher, logprob_theta: theta } = node.mixture;
+      content.push(
+        make("p", "note", `The teacher gave it ${share(teacher)}, the student ${share(theta)}.`),
+        make("p", "note", `α ${alpha.toFixed(3)} · KL to teacher ${number(klTeacher)} · to student ${number(klTheta)}`));
     }
     if (node.finish_reason === "stop") content.push(make("p", "note", "This token ended the continuation."));
     return content;
@@ -88,6 +91,10 @@ function line(piece, logprob, taken) {
   item.style.setProperty("--part", probability.toFixed(4));
   if (taken) item.setAttribute("aria-current", "true");
   return item;
+}
+
+function share(logprob) {
+  return percent(Math.exp(logprob ?? -Infinity));
 }
 
 function number(value) {

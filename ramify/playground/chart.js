@@ -20,12 +20,13 @@ export class Chart {
 
   show(nodes) {
     this.count = nodes.length;
-    const alphas = nodes.map((node) => node.alpha);
+    const told = nodes.map((node) => node.mixture);
+    const alphas = told.map((item) => item.alpha);
     const mean = alphas.reduce((sum, alpha) => sum + alpha, 0) / nodes.length;
-    const largest = Math.max(1e-9, ...nodes.flatMap((node) => [node.kl_teacher ?? 0, node.kl_theta ?? 0]));
+    const largest = Math.max(1e-9, ...told.flatMap((item) => [item.kl_teacher ?? 0, item.kl_theta ?? 0]));
     this.#line(this.alpha, alphas);
-    this.#line(this.klTeacher, nodes.map((node) => (node.kl_teacher ?? 0) / largest));
-    this.#line(this.klTheta, nodes.map((node) => (node.kl_theta ?? 0) / largest));
+    this.#line(this.klTeacher, told.map((item) => (item.kl_teacher ?? 0) / largest));
+    this.#line(this.klTheta, told.map((item) => (item.kl_theta ?? 0) / largest));
     this.svg.setAttribute("aria-label",
       `α over ${nodes.length} tokens, mean ${mean.toFixed(2)}; divergences up to ${largest.toFixed(2)} nats`);
     this.caption.replaceChildren(

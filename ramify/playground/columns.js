@@ -87,7 +87,7 @@ export class Column {
   }
 
   #showChart() {
-    if (this.last?.alpha == null) return;
+    if (!this.last?.mixture) return;
     if (!this.#chart) {
       this.#chart = new Chart();
       this.tokens.before(this.#chart.element);

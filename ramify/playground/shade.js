@@ -9,9 +9,10 @@ export function shade(element, node) {
     element.dataset.level = "";
     element.style.setProperty("--level", level.toFixed(3));
   }
-  if (node.alpha != null) {
-    element.dataset.side = node.alpha >= 0.5 ? "teacher" : "student";
-    element.style.setProperty("--lean", Math.abs(2 * node.alpha - 1).toFixed(3));
+  if (node.mixture) {
+    const { alpha } = node.mixture;
+    element.dataset.side = alpha >= 0.5 ? "teacher" : "student";
+    element.style.setProperty("--lean", Math.abs(2 * alpha - 1).toFixed(3));
   }
 }
 
@@ -27,7 +28,7 @@ export function legend(by) {
   const scale = document.createElement("span");
   scale.className = "legend-scale";
   const steps = by === "alpha"
-    ? [0, 0.25, 0.5, 0.75, 1].map((alpha) => [String(alpha), { logprob: 0, alpha }])
+    ? [0, 0.25, 0.5, 0.75, 1].map((alpha) => [String(alpha), { logprob: 0, mixture: { alpha } }])
     : [1, 0.5, 0.1, 0.01, 0.001].map((p, place) => [place === 4 ? "≤ 0.001" : String(p), { logprob: Math.log(p) }]);
   for (const [label, node] of steps) {
     const step = document.createElement("span");

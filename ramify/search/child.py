@@ -72,6 +72,7 @@ class Child:
             text=text[shown:],
             num_taken_back=max(0, shown - len(text)),
             rows=None if item.report is None else LogprobRows([item.token_id], [item.report], decode),
+            mixture=item.mixture,
             finish_reason=self.finish_reason,
             stop_reason=self.sequence.stop_reason,
         )

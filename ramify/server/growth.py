@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from ramify.async_engine import RequestStream
-from ramify.outputs import GrownToken, GrowthStep, RequestOutput
+from ramify.outputs import GrownToken, GrowthStep, MixtureReport, RequestOutput
 from ramify.request import Request as EngineRequest
 from ramify.sampling_params import SamplingStrategy
 from ramify.server.body import JsonRoute
@@ -51,6 +51,14 @@ def growth_routes(service: Service) -> APIRouter:
         name = f"growth-{uuid.uuid4().hex}"
 
         def make() -> EngineRequest:
+            if body.theta_prompt is not None:
+                return model.pair_intake("theta_prompt").request(
+                    body.prompt or "", params, name, theta_prompt=body.theta_prompt
+                )
+            if body.theta_messages is not None:
+                return model.pair_intake("theta_messages").chat_request(
+                    body.messages or [], params, name, theta_messages=body.theta_messages
+                )
             if body.prompt is not None:
                 return model.intake.request(body.prompt, params, name)
             return model.intake.chat_request(body.messages or [], params, name)
@@ -139,8 +147,19 @@ def _token(item: GrownToken, codec: TextCodec) -> dict[str, Any]:
             {"token_id": token_id, "token": entry.decoded_token, "logprob": _finite(entry.logprob)}
             for token_id, entry in row.items()
         ],
+        "mixture": None if item.mixture is None else _mixture(item.mixture),
         "finish_reason": None if item.finish_reason is None else item.finish_reason.value,
         "stop_reason": item.stop_reason,
+    }
+
+
+def _mixture(report: MixtureReport) -> dict[str, Any]:
+    return {
+        "alpha": report.alpha,
+        "kl_teacher": _finite(report.kl_teacher),
+        "kl_theta": _finite(report.kl_theta),
+        "logprob_teacher": _finite(report.logprob_teacher),
+        "logprob_theta": _finite(report.logprob_theta),
     }
 
 

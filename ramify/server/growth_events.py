@@ -26,6 +26,16 @@ class Alternative(Reply):
     logprob: float | None
 
 
+class TokenMixture(Reply):
+    """Two models at one token, both at the request's temperature."""
+
+    alpha: float = Field(description="The teacher's weight.")
+    kl_teacher: float | None = Field(description="KL divergence of the mixture from the teacher, in nats.")
+    kl_theta: float | None = Field(description="And from the student.")
+    logprob_teacher: float | None = Field(description="What the teacher gives this token.")
+    logprob_theta: float | None
+
+
 class GrownToken(Reply):
     """A token that a child took, after those of its parent."""
 
@@ -39,6 +49,7 @@ class GrownToken(Reply):
     logprob: float | None = Field(description="By the model's own distribution; null where it is minus infinity.")
     rank: int | None = Field(description="1 is the likeliest; null without top_logprobs.")
     top: list[Alternative] = Field(description="The likeliest tokens at this place, and this one; with top_logprobs.")
+    mixture: TokenMixture | None = Field(description="How two models were mixed here; null where there is one.")
     finish_reason: Literal["stop", "length"] | None
     stop_reason: int | str | None
 

@@ -32,5 +32,7 @@ def load_pair(
         system_prompts=(pair.teacher_system_prompt, pair.theta_system_prompt),
         say=say,
     )
-    own = f"{public_name(pair.teacher)}+{public_name(pair.theta)}"
-    return ServedModel(name or own, AsyncEngine(engine.core), engine.intake, engine.max_model_len)
+    names = public_name(pair.teacher), public_name(pair.theta)
+    return ServedModel(
+        name or "+".join(names), AsyncEngine(engine.core), engine.intake, engine.max_model_len, mixed=names
+    )

@@ -177,6 +177,10 @@ class GrowthRequest(SamplingFields):
         None, description="A text, or token ids."
     )
     messages: Messages | None = Field(None, description="A conversation, rendered by the chat template.")
+    theta_prompt: str | Annotated[list[TokenId], Field(min_length=1)] | None = Field(
+        None, description="With two models, what the student sees in place of the prompt, which is the teacher's."
+    )
+    theta_messages: Messages | None = Field(None, description="The same in place of the messages.")
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Longest output (default 16).")
     top_logprobs: int | None = Field(None, ge=0, description="Tell this many of the likeliest tokens with each token.")
 
@@ -184,6 +188,10 @@ class GrowthRequest(SamplingFields):
     def _check(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("one of prompt and messages must be given")
+        if (self.theta_prompt is not None and self.prompt is None) or (
+            self.theta_messages is not None and self.messages is None
+        ):
+            raise ValueError("theta_prompt goes with prompt, and theta_messages with messages")
         return self
 
     def params(self) -> SamplingParams:

@@ -113,12 +113,18 @@ class ChatCompletion(Reply):
     prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids; not of a mixture.")
 
 
+class MixedModels(Reply):
+    teacher: str
+    theta: str = Field(description="The student.")
+
+
 class ModelCard(Reply):
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int = Field(description="Longest prompt and output together, in tokens.")
+    mixture: MixedModels | None = Field(None, description="Of two models mixed into one: which.")
 
 
 class ModelList(Reply):

@@ -33,6 +33,7 @@ class ServedModel:
     engine: AsyncEngine
     intake: Intake
     max_model_len: int
+    mixed: tuple[str, str] | None = None  # of a mixture: the names of teacher and student
     owner: object = None  # kept alive as long as it is served: an AsyncLLM that is lost ends its engine
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -18,13 +18,18 @@ from ramify.server.service import ServedModel, Service, prepared
 def model_routes(service: Service) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, tags=["models"])
 
-    @router.get("/v1/models", response_model=ModelList, responses=failures(401, 503))
+    @router.get("/v1/models", response_model=ModelList, response_model_exclude_unset=True, responses=failures(401, 503))
     async def list_models() -> dict[str, Any]:
         """The models that are served, with the longest context of each."""
         service.model(None)
         return {"object": "list", "data": [_card(model) for model in service.models.values()]}
 
-    @router.get("/v1/models/{name:path}", response_model=ModelCard, responses=failures(401, 404, 503))
+    @router.get(
+        "/v1/models/{name:path}",
+        response_model=ModelCard,
+        response_model_exclude_unset=True,
+        responses=failures(401, 404, 503),
+    )
     async def show_model(name: str) -> dict[str, Any]:
         """One of them."""
         return _card(service.model(name))
@@ -61,6 +66,7 @@ def _card(model: ServedModel) -> dict[str, Any]:
         "created": model.created,
         "owned_by": "ramify",
         "max_model_len": model.max_model_len,
+        **({} if model.mixed is None else {"mixture": dict(zip(("teacher", "theta"), model.mixed, strict=True))}),
     }
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from ramify import AsyncLLM
+from ramify import AsyncLLM, OptimalSampling
+from ramify.config import DEFAULT_MODEL
 from ramify.server.app import create_app
 from ramify.server.config import ServerConfig
 from ramify.server.growth_events import GrowthEvent
-from tests.serving import serving
+from tests.serving import mixture_app, serving
 
 PROMPT = "The best thing about living near the sea is"
 
@@ -119,6 +120,25 @@ def test_best_of_ranks_all_children_at_the_end(client: httpx.Client) -> None:
     assert events[-1]["usage"]["completion_tokens"] == sum(map(len, replay(events).values()))
 
 
+def test_two_models_tell_how_they_were_mixed() -> None:
+    teacher, student = "Problem: 12 + 30 = ?\nAnswer: 42\nReasoning:", "Problem: 12 + 30 = ?\nReasoning:"
+    sampling = OptimalSampling(DEFAULT_MODEL, DEFAULT_MODEL, max_model_len=512)
+    truth = sampling.generate([teacher], [student], n=2, max_tokens=10, temperature=0.8, seed=5, use_tqdm=False)
+    with serving(mixture_app()) as url, httpx.Client(base_url=url, timeout=60) as client:
+        [card] = client.get("/v1/models").json()["data"]
+        assert card["mixture"] == {"teacher": DEFAULT_MODEL, "theta": DEFAULT_MODEL}
+        events = stream(
+            client, prompt=teacher, theta_prompt=student, n=2, max_tokens=10, temperature=0.8, seed=5, top_logprobs=3
+        )
+    children = replay(events)
+    assert [item["text"] for item in events[-1]["outputs"]] == truth.generated_texts
+    for child, alphas in enumerate(truth.alpha_history):
+        told = [token["mixture"] for token in children[child]]
+        assert [item["alpha"] for item in told] == pytest.approx(alphas, abs=1e-4)
+        assert [item["kl_theta"] for item in told] == pytest.approx(truth.diagnostics["kl_theta"][child], abs=1e-4)
+        assert all(item["kl_teacher"] == pytest.approx(item["kl_theta"], abs=1e-3) for item in told)
+
+
 def test_a_conversation(client: httpx.Client) -> None:
     messages = [{"role": "user", "content": "Name a colour."}]
     events = stream(client, messages=messages, max_tokens=8, temperature=0)
@@ -149,6 +169,8 @@ REFUSED: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, None),
     ({"messages": []}, None),
     ({"messages": [{"role": "user"}]}, None),
+    ({"prompt": "a", "theta_prompt": "b"}, "theta_prompt"),
+    ({"messages": [{"role": "user", "content": "a"}], "theta_prompt": "b"}, None),
     ({"prompt": "a", "stream": True}, "stream"),
     ({"prompt": "a", "output_kind": "delta"}, "output_kind"),
     ({"prompt": "a", "model": "another"}, "model"),
@@ -200,7 +222,7 @@ def test_the_page_about_it_tells_the_truth(client: httpx.Client, capsys: pytest.
     exec(compile(block, "docs/playground.md", "exec"), {})
     assert capsys.readouterr().out.count("Standing(") >= 8
     described = client.get("/openapi.json").json()["components"]["schemas"]
-    for name in ("StartEvent", "GrownToken", "Standing"):
+    for name in ("StartEvent", "GrownToken", "TokenMixture", "Standing"):
         for field in set(described[name]["properties"]) - {"type", "token_id"}:
             assert f"`{field}`" in page, f"{name}.{field} is not told about"
     assert set(re.findall(r"^\*\*(\w+)\*\*:", page, flags=re.MULTILINE)) == {"start", "steps", "end"}

@@ -18,7 +18,7 @@ from ramify import LLM, AsyncLLM, SamplingParams
 from ramify.server.app import create_app
 from ramify.server.config import ServerConfig
 from tests.browser import picture, system_browser
-from tests.serving import serving
+from tests.serving import mixture_app, serving
 
 DESKTOP = {"width": 1360, "height": 860}
 PHONE = {"width": 375, "height": 780}
@@ -219,6 +219,47 @@ def test_groups_of_beams_have_colours(visit: Any) -> None:
     strokes = page.locator(".tree .node .frame").evaluate_all("all => all.map(one => getComputedStyle(one).stroke)")
     assert len(set(strokes)) == 2
     picture(page, "groups-dark")
+
+
+# -- two models -----------------------------------------------------------------------------------------------
+
+
+def test_the_text_of_two_models_is_coloured_by_alpha_with_a_chart(visit: Any) -> None:
+    with serving(mixture_app()) as address:
+        page = visit(address)
+        expect(page.get_by_label("What the student sees")).to_be_visible()
+        page.get_by_label("What the teacher sees").fill(
+            "Question: Tom has 3 boxes with 4 pens each. How many pens has he?\nThe answer is 12.\nExplanation:"
+        )
+        page.get_by_label("What the student sees").fill(
+            "Question: Tom has 3 boxes with 4 pens each. How many pens has he?\nExplanation:"
+        )
+        choose(page, "Parallel", n=3, max_tokens=36)
+        sample(page)
+        expect(page.get_by_label("Shade by")).to_have_value("alpha")
+        expect(page.locator(".chart")).to_have_count(3)
+        column = columns(page).first
+        told = column.locator(".token").evaluate_all(
+            "all => all.map(one => [one.node.mixture.alpha, one.dataset.side,"
+            " getComputedStyle(one.querySelector('.ink')).backgroundColor])"
+        )
+        assert all((alpha >= 0.5) == (side == "teacher") for alpha, side, _ in told)
+        assert len({colour for _, _, colour in told}) > 2
+        for line in ("alpha", "kl-teacher", "kl-theta"):
+            points = column.locator(f".chart .{line}").get_attribute("points")
+            assert points is not None
+            assert len(points.split()) == len(told), "one point per token"
+        column.locator(".token").nth(2).click()
+        panel = page.locator("#alternatives")
+        expect(panel).to_contain_text("The teacher gave it")
+        expect(panel).to_contain_text(f"α {told[2][0]:.3f}")
+        picture(page, "alpha")
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Copy as Python").click()
+        assert "theta_prompts=[" in page.locator("#code").inner_text()
+        page.keyboard.press("Escape")
+        page.get_by_label("Shade by").select_option("probability")
+        expect(page.locator("#results")).to_have_class(re.compile("by-probability"))
 
 
 # -- chat -----------------------------------------------------------------------------------------------------

@@ -22,8 +22,10 @@ from ramify import (
     SamplingParams,
     Standing,
 )
+from ramify.config import MixtureConfig
 from ramify.core import EngineCore
 from ramify.merging import merged
+from ramify.sampling.mixing import Mixer
 from ramify.text.detokenizer import IncrementalDetokenizer
 from ramify.text.stream import TextStream
 from ramify.text.token_text import byte_of_character
@@ -162,6 +164,22 @@ def test_a_slow_reader_misses_no_step() -> None:
     assert joined.growth == tuple(step for output in seen for step in output.growth)
     assert joined.outputs == seen[-1].outputs
     assert joined.finished
+
+
+@pytest.mark.parametrize("options", [{"n": 3, "seed": 1}, {"n": 2, "strategy": "beam_search", "beam_width": 3}])
+def test_a_token_of_two_models_tells_how_they_were_mixed(options: dict[str, Any]) -> None:
+    engine = fake_engine(num_models=2, mixer=Mixer(MixtureConfig()))
+    params = SamplingParams(**options, max_tokens=6, output_kind="growth")
+    engine.add_request(Request("pair", None, PROMPT, params, other_prompts=[(1, [3, 4])]))
+    replay = Replay()
+    seen: list[RequestOutput] = []
+    while engine.has_unfinished():
+        seen += engine.step()
+        replay.take(seen[-1])
+    children = [item.child for item in replay.standings] or sorted(replay.tokens)
+    for output, child in zip(seen[-1].outputs, children, strict=False):
+        assert output.mixture == tuple(item.mixture for item in replay.tokens[child])
+        assert all(item.mixture is not None and 0 <= item.mixture.alpha <= 1 for item in replay.tokens[child])
 
 
 def test_a_beam_is_named_by_its_parent_as_it_stood_before_the_step() -> None:
