@@ -117,11 +117,13 @@ class Page {
     cancelAnimationFrame(this.#frame);
     this.#frame = 0;
     const { search } = this;
+    const rescaled = this.reach !== search.reach;
+    if (rescaled) this.#shade();
     if (search.isBeams) {
       this.tree.show(search);
       search.standings.slice(0, search.request.n).forEach((item, place) => {
         const column = this.#column(place);
-        column.show(search.tips.get(item.child));
+        column.show(search.tips.get(item.child), search.reach);
         column.rank("", { won: place === 0, score: item.score });
         column.element.classList.remove("lost");
       });
@@ -129,7 +131,7 @@ class Page {
     }
     for (const [child, tip] of search.tips) {
       const column = this.#column(child);
-      if (column.last !== tip) column.show(tip);
+      if (column.last !== tip || rescaled) column.show(tip, search.reach);
     }
   }
 
@@ -226,7 +228,9 @@ class Page {
     const by = find("shade").value;
     this.results.classList.toggle("by-probability", by === "probability");
     this.results.classList.toggle("by-alpha", by === "alpha");
-    find("legend").replaceChildren(legend(by));
+    this.reach = this.search?.reach ?? 0.5;
+    this.results.style.setProperty("--reach", this.reach);
+    find("legend").replaceChildren(legend(by, this.reach));
   }
 
   /** A line above the continuations; what stands in <…> is strong. */

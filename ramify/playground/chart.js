@@ -18,19 +18,20 @@ export class Chart {
     this.element = make("figure", "chart", this.svg, this.caption);
   }
 
-  show(nodes) {
+  /** α from 0.5 − reach to 0.5 + reach; the divergences from 0 to the largest of them. */
+  show(nodes, reach) {
     this.count = nodes.length;
     const told = nodes.map((node) => node.mixture);
     const alphas = told.map((item) => item.alpha);
     const mean = alphas.reduce((sum, alpha) => sum + alpha, 0) / nodes.length;
     const largest = Math.max(1e-9, ...told.flatMap((item) => [item.kl_teacher ?? 0, item.kl_theta ?? 0]));
-    this.#line(this.alpha, alphas);
+    this.#line(this.alpha, alphas.map((alpha) => (alpha - 0.5 + reach) / (2 * reach)));
     this.#line(this.klTeacher, told.map((item) => (item.kl_teacher ?? 0) / largest));
     this.#line(this.klTheta, told.map((item) => (item.kl_theta ?? 0) / largest));
     this.svg.setAttribute("aria-label",
       `α over ${nodes.length} tokens, mean ${mean.toFixed(2)}; divergences up to ${largest.toFixed(2)} nats`);
     this.caption.replaceChildren(
-      make("i", "alpha-key", `α, 0 to 1, mean ${mean.toFixed(2)}`),
+      make("i", "alpha-key", `α, ${rounded(0.5 - reach)} to ${rounded(0.5 + reach)}, mean ${mean.toFixed(2)}`),
       make("i", "teacher-key", "KL to teacher"),
       make("i", "theta-key", `KL to student (to ${largest.toPrecision(2)} nats)`));
   }
@@ -49,6 +50,10 @@ export class Chart {
   #x(index) {
     return ((index + 0.5) * WIDTH / this.count).toFixed(1);
   }
+}
+
+function rounded(number) {
+  return Number(number.toFixed(3));
 }
 
 function y(share) {

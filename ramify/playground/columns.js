@@ -38,7 +38,7 @@ export class Column {
   }
 
   /** Shows the chain that ends at this node; what it shares with the chain before is left as it stands. */
-  show(tip) {
+  show(tip, reach) {
     const nodes = path(tip);
     let shared = 0;
     while (shared < nodes.length && nodes[shared] === this.#nodes[shared]) shared += 1;
@@ -50,7 +50,7 @@ export class Column {
     }
     this.#nodes = nodes;
     if (this.tokens.firstChild && !this.tokens.querySelector('[tabindex="0"]')) this.tokens.firstChild.tabIndex = 0;
-    this.#showChart();
+    this.#showChart(reach);
     this.settle(tip.finish_reason);
   }
 
@@ -86,13 +86,13 @@ export class Column {
     if (this.replyButton && this.element.dataset.finished) this.facts.append(this.replyButton);
   }
 
-  #showChart() {
+  #showChart(reach) {
     if (!this.last?.mixture) return;
     if (!this.#chart) {
       this.#chart = new Chart();
       this.tokens.before(this.#chart.element);
     }
-    this.#chart.show(this.#nodes);
+    this.#chart.show(this.#nodes, reach);
   }
 
   /** A stop string began in what was shown already: that much goes. */

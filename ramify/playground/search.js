@@ -1,6 +1,8 @@
 // A search as its steps tell it. Every token is a node that knows the node before it, so columns and trees are one thing:
 // a child is a chain, and beams are chains that share their beginning.
 
+import { reachOf } from "./shade.js";
+
 export class Search {
   constructor(request) {
     this.request = request;
@@ -9,6 +11,7 @@ export class Search {
     this.tips = new Map(); // child -> its last node
     this.levels = []; // nodes by position
     this.standings = []; // where children are ranked: best first
+    this.reach = reachOf([]); // of α's scale: how far from the middle it was
     this.isBeams = request.strategy === "beam_search";
   }
 
@@ -39,6 +42,7 @@ export class Search {
     for (const node of nodes) {
       node.score = scores.get(node.child)?.score ?? null;
       node.group = scores.get(node.child)?.group ?? 0;
+      if (node.mixture) this.reach = Math.max(this.reach, reachOf([node.mixture.alpha]));
       this.tips.set(node.child, node);
       (this.levels[node.position] ??= []).push(node);
     }

@@ -12,7 +12,7 @@ export function shade(element, node) {
   if (node.mixture) {
     const { alpha } = node.mixture;
     element.dataset.side = alpha >= 0.5 ? "teacher" : "student";
-    element.style.setProperty("--lean", Math.abs(2 * alpha - 1).toFixed(3));
+    element.style.setProperty("--lean", Math.abs(alpha - 0.5).toFixed(4));
   }
 }
 
@@ -21,14 +21,23 @@ function surprise(logprob) {
   return Math.min(1, Math.max(0, -logprob / Math.LN10 / DECADES));
 }
 
+/** How far from the middle α's scale goes: the least of a few round numbers that holds all of these. */
+export function reachOf(alphas) {
+  const farthest = alphas.reduce((most, alpha) => Math.max(most, Math.abs(alpha - 0.5)), 0);
+  return [0.05, 0.1, 0.2, 0.3].find((reach) => farthest <= reach) ?? 0.5;
+}
+
 /** The colour scale, in words and colours, for what tokens are shaded by. */
-export function legend(by) {
+export function legend(by, reach) {
   const holder = document.createDocumentFragment();
   if (by === "nothing") return holder;
   const scale = document.createElement("span");
   scale.className = "legend-scale";
   const steps = by === "alpha"
-    ? [0, 0.25, 0.5, 0.75, 1].map((alpha) => [String(alpha), { logprob: 0, mixture: { alpha } }])
+    ? [-1, -0.5, 0, 0.5, 1].map((part) => {
+      const alpha = 0.5 + part * reach;
+      return [String(Number(alpha.toFixed(3))), { logprob: 0, mixture: { alpha } }];
+    })
     : [1, 0.5, 0.1, 0.01, 0.001].map((p, place) => [place === 4 ? "≤ 0.001" : String(p), { logprob: Math.log(p) }]);
   for (const [label, node] of steps) {
     const step = document.createElement("span");
@@ -38,7 +47,7 @@ export function legend(by) {
     scale.append(step);
   }
   const [before, after] = by === "alpha"
-    ? ["all student", "all teacher (α)"]
+    ? ["α, the teacher’s weight: the student’s words", "the teacher’s"]
     : ["probability the model gave each token: certain", "a surprise"];
   holder.append(`${before} `, scale, ` ${after}`);
   return holder;
