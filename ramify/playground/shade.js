@@ -47,7 +47,7 @@ export function legend(by, reach) {
     scale.append(step);
   }
   const [before, after] = by === "alpha"
-    ? ["α, the teacher’s weight: the student’s words", "the teacher’s"]
+    ? ["α, the teacher’s weight: leans to the student", "to the teacher"]
     : ["probability the model gave each token: certain", "a surprise"];
   holder.append(`${before} `, scale, ` ${after}`);
   return holder;

@@ -249,11 +249,11 @@ def test_the_text_of_two_models_is_coloured_by_alpha_with_a_chart(visit: Any) ->
             points = column.locator(f".chart .{line}").get_attribute("points")
             assert points is not None
             assert len(points.split()) == len(told), "one point per token"
+        picture(page, "alpha")
         column.locator(".token").nth(2).click()
         panel = page.locator("#alternatives")
         expect(panel).to_contain_text("The teacher gave it")
         expect(panel).to_contain_text(f"α {told[2][0]:.3f}")
-        picture(page, "alpha")
         page.keyboard.press("Escape")
         page.get_by_role("button", name="Copy as Python").click()
         assert "theta_prompts=[" in page.locator("#code").inner_text()
