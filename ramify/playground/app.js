@@ -30,6 +30,9 @@ class Page {
       this.run();
     });
     find("stop").addEventListener("click", () => this.running?.abort());
+    find("key-open").addEventListener("click", async () => {
+      if (await this.key.ask()) this.#loadModels();
+    });
     find("model").addEventListener("change", () => this.#chooseModel());
     find("shade").addEventListener("change", () => this.#shade());
     document.addEventListener("keydown", (event) => {
@@ -186,6 +189,7 @@ class Page {
       this.models = await models(this.key.value);
     } catch (error) {
       if (error instanceof Refusal && error.status === 401) {
+        choice.replaceChildren(new Option("an API key is needed", ""));
         if (await this.#askKey()) this.#loadModels();
         return;
       }

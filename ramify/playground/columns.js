@@ -54,13 +54,12 @@ export class Column {
     this.settle(tip.finish_reason);
   }
 
-  /** The next token of the chain that is shown, which is the usual case. */
+  /** Says whether it still grows, or how it ended. */
   settle(reason) {
     this.element.classList.toggle("running", reason === null);
     this.element.dataset.finished = reason ?? "";
     this.state.textContent = reason === null ? "writing" : ENDS[reason] ?? reason;
     this.#showFacts();
-    if (this.replyButton && reason !== null && this.last) this.facts.append(this.replyButton);
   }
 
   rank(place, { won, score }) {
@@ -83,7 +82,7 @@ export class Column {
     if (count) facts.push(fact("perplexity", Math.exp(-sum / count).toFixed(1)));
     if (this.score !== undefined) facts.push(fact("score", this.score === null ? "last" : signed(this.score, 2)));
     this.facts.replaceChildren(...facts);
-    if (this.replyButton && this.element.dataset.finished) this.facts.append(this.replyButton);
+    if (this.replyButton && this.last && this.element.dataset.finished) this.facts.append(this.replyButton);
   }
 
   #showChart(reach) {

@@ -51,6 +51,9 @@ export class Form {
       if (input.validity.badInput || Number.isNaN(value)) {
         this.complain(control.name, `${control.label} must be a number.`);
         sound = false;
+      } else if (control.kind === "integer" && Math.abs(value) > Number.MAX_SAFE_INTEGER) {
+        this.complain(control.name, `A page can send whole numbers up to ${Number.MAX_SAFE_INTEGER} exactly.`);
+        sound = false;
       }
       body[control.name] = value;
     }

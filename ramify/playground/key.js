@@ -11,7 +11,6 @@ export class ApiKey {
     this.value = sessionStorage.getItem(PLACE) ?? "";
     this.dialog = find("key-dialog");
     this.input = find("api-key");
-    find("key-open").addEventListener("click", () => this.ask());
     find("key-cancel").addEventListener("click", () => this.dialog.close());
     find("key-form").addEventListener("submit", () => this.#use(this.input.value.trim()));
     this.dialog.addEventListener("close", () => this.#settle(false));

@@ -62,7 +62,8 @@ export const MORE_CONTROLS = [
   { name: "repetition_penalty", label: "Repetition", value: "", ...real, for: ALL, placeholder: "1", hint: "repetition penalty" },
   { name: "min_tokens", label: "Min tokens", value: "", ...whole, for: ALL, placeholder: "0" },
   { name: "top_logprobs", label: "Alternatives", value: "8", ...whole, for: ALL, hint: "how many of the likeliest tokens to show" },
-  { name: "stop", label: "Stop at", value: "", for: DRAWS, wide: true, placeholder: "a text that ends the continuation", parse: (value) => [value] },
+  { name: "stop", label: "Stop at", value: "", for: DRAWS, wide: true, placeholder: "a text that ends it; \\n is a line break",
+    parse: (value) => [value.replaceAll("\\n", "\n")] },
 ];
 
 export const EXAMPLES = [

@@ -165,6 +165,18 @@ def test_a_token_is_shaded_by_its_probability_and_shows_its_alternatives(visit: 
     expect(panel).to_be_hidden()
 
 
+def test_what_a_stop_text_took_back_is_not_shown(visit: Any, url: str) -> None:
+    page = visit()
+    choose(page, "Parallel", n=4, max_tokens=30)
+    page.get_by_text("More controls").click()
+    page.get_by_label("Stop at").fill(". She")
+    sample(page)
+    texts = [column_text(column) for column in columns(page).all()]
+    stop = {"prompt": PROMPT, "n": 4, "max_tokens": 30, "temperature": 0.8, "seed": 7, "stop": [". She"]}
+    assert texts == answer(url, **stop)
+    assert any(reason == "ended" for reason in page.locator(".column .state").all_inner_texts())
+
+
 def test_the_losers_of_best_of_are_greyed(visit: Any, url: str) -> None:
     page = visit()
     choose(page, "Best of", n=2, best_of=6, max_tokens=14)
@@ -323,6 +335,14 @@ def test_a_message_goes_when_it_is_no_longer_true(visit: Any) -> None:
     expect(columns(page)).to_have_count(1)
 
 
+def test_a_number_that_a_page_cannot_send_is_refused_by_the_page(visit: Any) -> None:
+    page = visit()
+    choose(page, "Parallel", seed=2**60 + 1)
+    page.get_by_role("button", name="Sample").click()
+    expect(page.locator('[data-field="seed"] .message')).to_contain_text("9007199254740991")
+    expect(columns(page)).to_have_count(0)
+
+
 def test_an_empty_prompt_is_a_message_beside_it(visit: Any) -> None:
     page = visit()
     page.get_by_label("Prompt", exact=True).last.fill("")
@@ -351,6 +371,17 @@ def test_the_key_is_asked_for_and_a_wrong_one_is_not_taken(visit: Any, llm: Asyn
         code = page.locator("#code").inner_text()
         assert "$RAMIFY_API_KEY" in code
         assert "open sesame" not in code
+
+
+def test_the_key_may_be_given_later(visit: Any, llm: AsyncLLM) -> None:
+    with serving(create_app(llm, ServerConfig(api_key="open sesame"))) as guarded:
+        page = visit(guarded)
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.locator("#model option")).to_have_text(["an API key is needed"])
+        page.get_by_role("button", name="API key").click()
+        page.get_by_label("API key", exact=True).fill("open sesame")
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.locator("#model option")).to_have_text(["smollm2-135m"])
 
 
 def test_a_server_that_went_away_is_said_so(visit: Any, llm: AsyncLLM) -> None:
