@@ -107,7 +107,7 @@ class Page {
     const mixture = this.#mixtureOf(search.request);
     this.#offerAlpha(mixture !== null);
     find("copy-python").hidden = mixture !== null && search.request.messages !== undefined; // a chat of two is the server's
-    this.#say(`${search.start.num_prompt_tokens} prompt tokens, computed once for all ${search.start.num_children}.`, "Sampling has begun.");
+    this.#say(`${counted(search.start.num_prompt_tokens, "prompt token")}, computed once for all.`, "Sampling has begun.");
     if (matchMedia("(max-width: 960px)").matches) this.results.scrollIntoView();
   }
 
@@ -148,9 +148,9 @@ class Page {
         this.#column(item.child).rank(ordinal(place), { won: place < kept, score: item.score });
       });
       const [best] = search.standings;
-      this.#say(`Best: <Sample ${best.child + 1}>. ${kept} of ${search.standings.length} kept, ${tokens(usage)}.`, "Sampling has ended.");
+      this.#say(`Best: <Sample ${best.child + 1}>. ${kept} of ${search.standings.length} kept, ${counted(usage.completion_tokens, "token")} drawn.`, "Sampling has ended.");
     } else {
-      this.#say(`<${search.isBeams ? "Search" : "Sampling"} over>: ${outputs.length} continuations, ${tokens(usage)}.`, "Sampling has ended.");
+      this.#say(`<${search.isBeams ? "Search" : "Sampling"} over>: ${counted(outputs.length, "continuation")}, ${counted(usage.completion_tokens, "token")} drawn.`, "Sampling has ended.");
     }
     for (const column of this.columns.values()) if (!column.element.dataset.finished) column.settle("abort");
   }
@@ -283,8 +283,8 @@ function ordinal(place) {
   return `${number}${suffix}`;
 }
 
-function tokens(usage) {
-  return `${usage.completion_tokens} tokens`;
+function counted(number, noun) {
+  return `${number} ${noun}${number === 1 ? "" : "s"}`;
 }
 
 new Page();

@@ -236,7 +236,9 @@ def test_groups_of_beams_have_colours(visit: Any) -> None:
 # -- two models -----------------------------------------------------------------------------------------------
 
 
-def test_the_text_of_two_models_is_coloured_by_alpha_with_a_chart(visit: Any) -> None:
+def test_the_text_of_two_models_is_coloured_by_alpha_with_a_chart(
+    visit: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     with serving(mixture_app()) as address:
         page = visit(address)
         expect(page.get_by_label("What the student sees")).to_be_visible()
@@ -268,7 +270,10 @@ def test_the_text_of_two_models_is_coloured_by_alpha_with_a_chart(visit: Any) ->
         expect(panel).to_contain_text(f"α {told[2][0]:.3f}")
         page.keyboard.press("Escape")
         page.get_by_role("button", name="Copy as Python").click()
-        assert "theta_prompts=[" in page.locator("#code").inner_text()
+        names: dict[str, Any] = {}
+        exec(compile(page.locator("#code").inner_text(), "copied", "exec"), names)
+        capsys.readouterr()
+        assert names["outputs"].generated_texts == [column_text(each) for each in columns(page).all()]
         page.keyboard.press("Escape")
         page.get_by_label("Shade by").select_option("probability")
         expect(page.locator("#results")).to_have_class(re.compile("by-probability"))
