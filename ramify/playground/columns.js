@@ -14,7 +14,7 @@ export class Column {
 
   constructor(title, { open, reply }) {
     this.open = open;
-    this.title = make("h3", "", title);
+    this.title = make("h2", "", title);
     this.badge = make("span", "badge");
     this.badge.hidden = true;
     this.state = make("span", "state", "waiting");

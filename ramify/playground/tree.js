@@ -32,7 +32,7 @@ export class Tree {
       key.style.setProperty("--key", colour(group));
       keys.append(key);
     }
-    this.element = make("div", "", make("div", "tree-head", make("h3", "", "Beams"), this.said, keys), this.scroll);
+    this.element = make("div", "", make("div", "tree-head", make("h2", "", "Beams"), this.said, keys), this.scroll);
     this.nodes.addEventListener("keydown", (event) => this.#move(event));
     this.#resize(0);
   }

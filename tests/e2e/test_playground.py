@@ -128,8 +128,10 @@ def test_a_prompt_streams_into_four_columns_side_by_side(visit: Any, url: str) -
     picture(page, "empty")
     page.get_by_role("button", name="Sample").click()
     # It streams: there are tokens while the search still runs.
-    until(page, "document.querySelectorAll('.column.running .token').length > 4")
-    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    until(
+        page,
+        "document.querySelectorAll('.column.running .token').length > 4 && !document.getElementById('stop').hidden",
+    )
     finished(page)
     expect(columns(page)).to_have_count(4)
     tops = {round(column.bounding_box()["y"]) for column in columns(page).all()}  # type: ignore[index]
@@ -208,12 +210,12 @@ def test_beams_are_a_tree_that_grows(visit: Any, url: str) -> None:
     page = visit()
     choose(page, "Beams", n=4, beam_width=4, max_tokens=10)
     page.get_by_role("button", name="Sample").click()
-    until(page, "document.querySelectorAll('.tree .node').length >= 8")
-    early = page.locator(".tree .node").count()
+    # It grows: there is a moment with some levels of it and not all.
+    count = "document.querySelectorAll('.tree .node').length"
+    until(page, f"{count} >= 8 && {count} <= 36")
     finished(page)
     nodes = page.locator(".tree .node")
     assert nodes.count() == 40
-    assert early < 40, "it grew"
     assert page.locator(".tree .edge").count() == 40
     best = page.locator(".tree .node.best").evaluate_all("all => all.map(one => one.node.text).join('')")
     texts = [column_text(column) for column in columns(page).all()]
