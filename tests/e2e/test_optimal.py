@@ -241,7 +241,9 @@ def test_folders_without_tokenizer_are_compared_by_vocabulary(make_checkpoint: C
     small, large, same = (make_checkpoint("llama", vocab_size=size) for size in (320, 384, 320))
     with pytest.raises(InvalidInputError, match="these have 320 and 384 entries"):
         OptimalSampling(str(small), str(large))
-    outputs = OptimalSampling(str(small), str(same), max_model_len=64).generate([[1, 2, 3]], max_tokens=4, use_tqdm=False)
+    outputs = OptimalSampling(str(small), str(same), max_model_len=64).generate(
+        [[1, 2, 3]], max_tokens=4, use_tqdm=False
+    )
     assert outputs.num_tokens == [4]
     assert outputs.generated_texts == [""]
 

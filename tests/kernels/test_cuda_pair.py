@@ -32,14 +32,13 @@ def sampler(
     folders: tuple[Path, Path], device: torch.device, *, runs_ahead: bool = True, **options: Any
 ) -> OptimalSampling:
     """An engine whose steps are CudaSteps wherever it runs."""
-    made = OptimalSampling(*map(str, folders), device=device.type, **OPTIONS, **options)
+    teacher, theta = map(str, folders)
+    made = OptimalSampling(teacher, theta, device=device.type, **OPTIONS, **options)
     on_cpu = made.core.device
     if isinstance(on_cpu, DeviceStep):
         models = [Model(runner.decoder, runner.pool) for runner in on_cpu.runners]
         mixer = Mixer(made.mixture_config)
-        made.core.device = CudaStep(
-            models, (0, len(models) - 1), max_num_seqs=12, max_model_len=128, mixer=mixer
-        )
+        made.core.device = CudaStep(models, (0, len(models) - 1), max_num_seqs=12, max_model_len=128, mixer=mixer)
     if not runs_ahead:
         made.core.device.runs_ahead = False  # type: ignore[misc]
     return made
