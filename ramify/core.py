@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -12,7 +13,7 @@ from typing import Protocol
 from ramify.errors import InvalidInputError
 from ramify.metrics import EngineMetrics, IterationStats
 from ramify.outputs import FinishReason, RequestOutput
-from ramify.plan import Draw, Plan, PromptReport, StepResult, Ticket
+from ramify.plan import NOT_FINITE, Draw, Plan, PromptReport, StepResult, Ticket
 from ramify.request import Request
 from ramify.sampling_params import SamplingParams
 from ramify.scheduler import Schedule, ScheduledSequence, Scheduler
@@ -228,10 +229,15 @@ class EngineCore:
 
     def _record_prompts(self, launched: Launched, result: StepResult) -> list[RequestOutput]:
         """Files what was reported of prompts; a request that wanted nothing more ends here."""
-        for asked, reports in zip(launched.plan.prompt_reports, result.prompts, strict=True):
-            if asked.request_id in self._groups:
-                self._groups[asked.request_id].prompt_reports += reports
         outputs: list[RequestOutput] = []
+        for asked, reports in zip(launched.plan.prompt_reports, result.prompts, strict=True):
+            group = self._groups.get(asked.request_id)
+            if group is None:
+                continue
+            if any(math.isnan(item.logprob) for item in reports):
+                outputs.append(self._stop(group, FinishReason.ERROR, NOT_FINITE))
+                continue
+            group.prompt_reports += reports
         for sequence in launched.only_read:
             group = self._groups.get(sequence.request_id or "")
             if group is not None:

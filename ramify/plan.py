@@ -17,6 +17,7 @@ from ramify.outputs import MixtureReport
 from ramify.sampling_params import SamplingParams, SamplingStrategy
 
 SamplerKind = Literal["plain", "filtered", "full"]  # temperature alone; top-k, top-p and min-p too; anything
+NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 

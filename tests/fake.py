@@ -87,13 +87,13 @@ class FakeDevice:
         for chunk in plan.chunks:
             seen = self._seen(chunk)
             assert EMPTY not in seen, "a position was attended to before it was written"
-            rows.append(torch.full((VOCAB,), torch.nan) if self.poisoned(seen) else logits_after(seen, chunk.model))
+            rows.append(self._logits(seen, chunk.model))
         prompts = []
         for asked in plan.prompt_reports:
             chunk = plan.chunks[asked.chunk]
             seen = self._seen(chunk)
             ends = [chunk.start + asked.first + row + 1 for row in range(len(asked.targets))]
-            logits = torch.stack([logits_after(seen[:end]) for end in ends])
+            logits = torch.stack([self._logits(seen[:end], chunk.model) for end in ends])
             prompts.append([row[0] for row in report(logits, torch.tensor(asked.targets)[:, None], asked.num_top)])
         if not plan.draws:
             return StepResult([], [], prompts=prompts)
@@ -102,6 +102,9 @@ class FakeDevice:
         result = self.sampler.sample([Source(logits, chunks) for chunks in by_track], plan.draws)
         result.prompts.extend(prompts)
         return result
+
+    def _logits(self, seen: list[int], model: int) -> Tensor:
+        return torch.full((VOCAB,), torch.nan) if self.poisoned(seen) else logits_after(seen, model)
 
     def _seen(self, chunk: Chunk) -> list[int]:
         pool = self.pools[chunk.model]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ramify.config import LogprobsMode
-from ramify.plan import Draw, Expansion, StepResult, TokenReport
+from ramify.plan import NOT_FINITE, Draw, Expansion, StepResult, TokenReport
 from ramify.sampling import filters, processors
 from ramify.sampling.draw import NoiseKeys, block_noise, block_scores, choose_tokens, take_blocks
 from ramify.sampling.mixing import MixedRows, Mixer
@@ -34,7 +34,6 @@ from ramify.sampling.user_processors import run_processors
 ROWS_AT_ONCE = 8  # some 2 MB at a time
 NOISE_AT_ONCE = 256  # n = 16,384 first tokens never become one array
 
-NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 NOTHING_IN_COMMON = "the two models have no token in common here: their mixture is empty"
 NOTHING_LEFT = "no token is left to draw: allowed_token_ids, bad_words, logit_bias or processors forbid all"
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from ramify import LLM, InvalidInputError, OptimalSampling, SamplingParams
+from ramify import LLM, InvalidInputError, MixtureReport, OptimalSampling, SamplingParams
+from ramify.config import AlphaMethod
 from ramify.models.loader import ModelLoader
 from ramify.optimal import DIAGNOSTICS, OptimalOutputs
 from tests.conftest import CheckpointMaker, rewrite_config
@@ -255,3 +257,17 @@ def test_different_context_lengths_give_the_shorter(make_checkpoint: CheckpointM
     assert made.max_model_len == 64
     with pytest.raises(InvalidInputError, match="must fit max_model_len = 64"):
         made.generate([[1] * 60], max_tokens=8, use_tqdm=False)
+
+
+def test_the_page_about_two_models_is_true(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its code runs, and its tables name every method and every number there is."""
+    text = (Path(__file__).parents[2] / "docs" / "two_models.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    exec(compile(block, "two_models.md", "exec"), {})
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    named = [name for line in rows for name in re.findall(r"`\"?(\w+)\"?`", line.split("|")[1])]
+    assert named[0] == "alpha_method"
+    methods = len(get_args(AlphaMethod))
+    assert named[1 : 1 + methods] == list(get_args(AlphaMethod))
+    assert named[1 + methods :] == list(MixtureReport._fields)

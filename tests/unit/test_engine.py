@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ramify import InvalidInputError, Request, SamplingParams
 from ramify.core import EngineCore
 from ramify.outputs import FinishReason, RequestOutput
-from ramify.sampling.pipeline import NOT_FINITE
+from ramify.plan import NOT_FINITE
 from tests.fake import FakeDevice, fake_engine
 
 Tokens = list[tuple[int, ...]]
@@ -512,3 +512,18 @@ def test_ten_thousand_requests_leave_nothing_behind() -> None:
     assert not manager._chains
     assert not manager._swapped
     assert engine.stats()["requests_finished"] == 10_000
+
+
+@pytest.mark.parametrize("max_tokens", [0, 3])
+def test_nan_in_a_prompt_that_is_scored_ends_that_request_alone(max_tokens: int) -> None:
+    engine = fake_engine()
+    assert isinstance(engine.device, FakeDevice)
+    engine.device.poisoned = lambda tokens: tokens[:3] == [1, 2, 3] and len(tokens) < 6
+    params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=1)
+    engine.add_request(Request("bad", None, [1, 2, 3, 4, 5, 6, 7], params))
+    engine.add_request(Request("good", None, [2, 2, 3, 4, 5, 6, 7], params))
+    outputs = run_all(engine)
+    assert outputs["bad"].error == NOT_FINITE
+    assert outputs["good"].error is None
+    assert len(outputs["good"].prompt_logprobs or ()) == 7
+    assert engine.stats()["blocks_in_use"] == 0

@@ -13,9 +13,9 @@ from ramify import InvalidInputError, Request, SamplingParams
 from ramify.config import MixtureConfig
 from ramify.core import EngineCore
 from ramify.outputs import FinishReason, MixtureReport, RequestOutput
-from ramify.plan import Draw, Rules
+from ramify.plan import NOT_FINITE, Draw, Rules
 from ramify.sampling.mixing import Mixer
-from ramify.sampling.pipeline import NOT_FINITE, Sampler, Source
+from ramify.sampling.pipeline import Sampler, Source
 from tests.fake import FakeDevice, fake_engine, logits_after
 from tests.unit.test_engine import check, run_all
 
