@@ -1,4 +1,4 @@
-"""`ramify`: generate, chat, serve, bench, models. Everything heavy is imported when a command needs it."""
+"""`ramify`: generate, chat, serve, distill, bench, models. Everything heavy is imported when a command needs it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from ramify.cli_distill import distill
 from ramify.cli_options import (
     ENGINE_FIELDS,
     ENGINE_FLAGS,
@@ -160,6 +161,9 @@ def serve(**values: Any) -> None:
         return served
 
     run_server(config, load_models, _say)
+
+
+app.command()(distill)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -36,6 +36,7 @@ _PLAIN_TYPES: dict[str, Any] = {
     "str | Sequence[str] | None": list[str] | None,
     "Sequence[str] | None": list[str] | None,
     "Sequence[int] | None": list[int] | None,
+    "tuple[str, ...]": list[str],
 }
 
 
@@ -44,6 +45,17 @@ def flags_of(
 ) -> list[inspect.Parameter]:
     """One keyword parameter per field, annotated so that typer makes a flag of it; `defaults` are the command's own."""
     return [_parameter(field, panel, defaults or {}) for field in some]
+
+
+def override_flags_of(some: Iterable[Field[Any]], panel: str) -> list[inspect.Parameter]:
+    """As flags_of, but each may be left out, which is None: what a preset says then stays."""
+    return [item.replace(default=None, annotation=_optional(item.annotation)) for item in flags_of(some, panel)]
+
+
+def _optional(annotation: Any) -> Any:
+    kind, option = get_args(annotation)
+    option.show_default = False
+    return Annotated[kind | None, option]
 
 
 def with_flags(*groups: list[inspect.Parameter]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Unpack
@@ -18,6 +19,7 @@ from ramify.errors import InvalidInputError
 from ramify.intake import Prompt, as_prompts
 from ramify.outputs import CompletionOutput, MixtureReport, RequestOutput
 from ramify.pair import Rendered
+from ramify.request import Request
 from ramify.sampling_params import OutputKind, SamplingParams
 
 DIAGNOSTICS = tuple(name for name in MixtureReport._fields if name not in {"alpha", "is_clamped"})
@@ -180,6 +182,33 @@ class OptimalSampling:
             for prompt, theta_prompt in zip(*_paired(prompts, theta_prompts), strict=True)
         ]
         return OptimalOutputs(run(self.core, requests, use_tqdm=use_tqdm), self._codec.decode)
+
+    def request(self, prompt: Prompt, theta_prompt: Prompt | None, params: SamplingParams) -> Request:
+        """A request for `finish`; a bad prompt or parameter raises here."""
+        return self._intake.request(prompt, params, theta_prompt=theta_prompt)
+
+    def finish(self, requests: Iterable[Request], *, most_at_once: int) -> Iterator[RequestOutput]:
+        """Outputs as they end, in whatever order; requests are taken as others end, so they may be any number."""
+        waiting = iter(requests)
+        running: set[str] = set()
+        try:
+            while True:
+                for request in islice(waiting, most_at_once - len(running)):
+                    self.core.add_request(request)
+                    running.add(request.request_id)
+                if not running:
+                    return
+                for output in self.core.step():
+                    if output.finished:
+                        running.discard(output.request_id)
+                        yield output
+        finally:
+            for request_id in running:
+                self.core.abort(request_id)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of whole lists of ids, special tokens written out."""
+        return self._codec.decode(token_ids)
 
     def render(
         self, prompts: Prompt | Sequence[Prompt], theta_prompts: Prompt | Sequence[Prompt] | None = None

@@ -1,0 +1,1 @@
+"""Data for distillation: problems in, samples of two models out."""

@@ -1,0 +1,82 @@
+"""Problems: a JSONL file, one object with `question` and `answer` a line. What is wrong is told by its line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ramify.errors import InvalidInputError
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    line: int  # in its file, from 1
+    question: str
+    answer: str
+
+    @property
+    def digest(self) -> str:
+        """Tells whether a line still holds the problem that was sampled."""
+        return hashlib.sha256(json.dumps([self.question, self.answer]).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    line: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.what}"
+
+
+def read_problems(path: Path, limit: int | None = None) -> tuple[list[Problem], list[Malformed]]:
+    """All problems of a file (or its first `limit` lines), and what is wrong with the other lines."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise InvalidInputError(f"the problems cannot be read: {path}: {error.strerror}") from None
+    problems: list[Problem] = []
+    malformed: list[Malformed] = []
+    with file:
+        for line, content in enumerate(file, start=1):
+            if limit is not None and line > limit:
+                break
+            if not content.strip():
+                continue
+            made = _parse(line, content)
+            if isinstance(made, Problem):
+                problems.append(made)
+            else:
+                malformed.append(made)
+    return problems, malformed
+
+
+def _parse(line: int, content: bytes) -> Problem | Malformed:
+    try:
+        entry: Any = json.loads(content.decode("utf-8"))
+    except UnicodeDecodeError:
+        return Malformed(line, "not UTF-8")
+    except (ValueError, RecursionError) as error:
+        return Malformed(line, f"not JSON: {error}")
+    if not isinstance(entry, dict):
+        return Malformed(line, f"not an object but {_kind(entry)}")
+    for name in ("question", "answer"):
+        if name not in entry:
+            return Malformed(line, f"no {name!r}")
+        if not isinstance(entry[name], str):
+            return Malformed(line, f"{name!r} is not text but {_kind(entry[name])}")
+        try:
+            entry[name].encode("utf-8")
+        except UnicodeEncodeError:
+            return Malformed(line, f"{name!r} holds half a surrogate pair")
+    if not entry["question"].strip():
+        return Malformed(line, "the question is empty")
+    return Problem(line, entry["question"], entry["answer"])
+
+
+def _kind(value: object) -> str:
+    kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")

@@ -1,0 +1,154 @@
+"""Recipe: everything that decides which samples a run makes and which of them it accepts.
+
+A preset is a YAML file with some of these fields; the others have the defaults below. Presets that come with the
+package stand in `ramify/distill/configs`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ramify import validation as check
+from ramify.config import DEFAULT_MODEL, SEED_HIGH, SEED_LOW, AlphaMethod, MixtureConfig
+from ramify.distill.template import ANSWERS, Template
+from ramify.errors import InvalidInputError
+from ramify.sampling_params import SamplingParams
+
+Match = Literal["none", "exact", "number"]
+MIXTURE_FIELDS = tuple(item.name for item in fields(MixtureConfig))
+SAMPLING_FIELDS = ("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop")
+
+
+def _field(default: Any, help_text: str) -> Any:
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    model_teacher: str = _field(DEFAULT_MODEL, "the teacher: folder, .gguf file, hub id or embedded model")
+    model_theta: str = _field(DEFAULT_MODEL, "the student; the same name as the teacher's is loaded once")
+    teacher_prompt: str = _field("{question}", "the teacher's prompt, with {question}, {answer}, {final_answer}")
+    theta_prompt: str = _field("{question}", "the student's prompt, with {question}")
+    teacher_system_prompt: str | None = _field(None, "a system prompt for the teacher")
+    theta_system_prompt: str | None = _field(None, "a system prompt for the student")
+    enable_chat_template: bool = _field(False, "give prompts as a user's message, by each model's chat template")
+    alpha_method: AlphaMethod = _field("kl_symmetry", "kl_symmetry, fixed, entropy or ess_balance")
+    alpha: float | None = _field(None, "the teacher's weight, for alpha_method fixed")
+    alpha_min: float = _field(0.0, "no weight below this, whatever the method finds")
+    alpha_max: float = _field(1.0, "no weight above this")
+    teacher_top_k: int = _field(-1, "only the teacher's k likeliest tokens (-1 or 0: all)")
+    teacher_top_p: float = _field(1.0, "only the teacher's likeliest tokens of this mass")
+    force_teacher_first_token: bool = _field(False, "the first token is the teacher's")
+    force_teacher_special_tokens: bool = _field(False, "where the teacher's likeliest token is special, it decides")
+    n: int = _field(1, "samples of each problem")
+    max_tokens: int = _field(512, "longest sample, in tokens")
+    temperature: float = _field(0.8, "of both models")
+    top_p: float = _field(1.0, "only the mixture's likeliest tokens of this mass")
+    top_k: int = _field(-1, "only the mixture's k likeliest tokens (-1 or 0: all)")
+    min_p: float = _field(0.0, "only tokens this likely beside the mixture's likeliest")
+    stop: tuple[str, ...] = _field((), "strings that end a sample")
+    seed: int = _field(0, "the run's seed; every problem has its own, made from it")
+    match: Match = _field("none", "accept samples whose answer matches: none (all), exact, number")
+    answer_pattern: str | None = _field(None, "where a sample's answer stands: a regular expression, its last match")
+    reference_pattern: str | None = _field(None, "where the problem's final answer stands in its answer")
+    min_length: int = _field(0, "accept samples of at least so many tokens")
+    require_finished: bool = _field(False, "accept only samples that came to an end within max_tokens")
+
+    def __post_init__(self) -> None:
+        for name in ("model_teacher", "model_theta"):
+            check.text(name, getattr(self, name))
+        for name in ("teacher_system_prompt", "theta_system_prompt"):
+            if getattr(self, name) is not None:
+                check.text(name, getattr(self, name))
+        check.boolean("enable_chat_template", self.enable_chat_template)
+        object.__setattr__(self, "stop", tuple(check.items("stop", self.stop, 16)))
+        check.integer("seed", self.seed, SEED_LOW, SEED_HIGH)
+        check.choice("match", self.match, get_args(Match))
+        check.integer("min_length", self.min_length, 0)
+        check.boolean("require_finished", self.require_finished)
+        if check.integer("max_tokens", self.max_tokens, 1) < self.min_length:
+            raise InvalidInputError(
+                f"min_length must be at most max_tokens ({self.max_tokens}), got {self.min_length}: nothing would pass"
+            )
+        Template("teacher_prompt", self.teacher_prompt)
+        leaked = Template("theta_prompt", self.theta_prompt).names & ANSWERS
+        if leaked:
+            raise InvalidInputError(f"theta_prompt must not hold {{{min(leaked)}}}: the student may not see the answer")
+        for name in ("answer_pattern", "reference_pattern"):
+            _check_pattern(name, getattr(self, name))
+        self.mixture()
+        self.sampling(0)
+
+    def mixture(self) -> MixtureConfig:
+        return MixtureConfig(**{name: getattr(self, name) for name in MIXTURE_FIELDS})
+
+    def sampling(self, seed: int) -> SamplingParams:
+        return SamplingParams(
+            seed=seed,
+            **{name: getattr(self, name) for name in SAMPLING_FIELDS if name != "stop"},
+            stop=list(self.stop) or None,
+        )
+
+    def changed(self, values: Mapping[str, Any]) -> Recipe:
+        """With some fields replaced; an unknown name raises."""
+        known = {item.name for item in fields(self)}
+        for name in values:
+            if name not in known:
+                raise InvalidInputError(f"{name!r} is not a setting of a recipe; there are: {', '.join(sorted(known))}")
+        return replace(self, **values)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"stop": list(self.stop)}
+
+    def problem_seed(self, line: int, digest: str) -> int:
+        """A problem's own seed: the same whenever, in whatever order and company it is sampled."""
+        named = json.dumps([self.seed, line, digest]).encode()
+        return int.from_bytes(hashlib.sha256(named).digest()[:8], "big")
+
+
+def _check_pattern(name: str, pattern: object) -> None:
+    if pattern is None:
+        return
+    try:
+        re.compile(check.text(name, pattern, longest=1000))
+    except re.error as error:
+        raise InvalidInputError(f"{name} must be a regular expression, got {pattern!r}: {error}") from None
+
+
+def preset_names() -> list[str]:
+    return sorted(item.name.removesuffix(".yaml") for item in _presets().iterdir() if item.name.endswith(".yaml"))
+
+
+def load_preset(name: str) -> Recipe:
+    """By the name of one that comes with the package, or from a YAML file."""
+    if name in preset_names():
+        return _parse(name, _presets().joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
+    path = Path(name)
+    if not path.is_file():
+        raise InvalidInputError(f"preset must be one of {', '.join(preset_names())} or a YAML file, got {name!r}")
+    return _parse(name, path.read_text(encoding="utf-8"))
+
+
+def _parse(name: str, text: str) -> Recipe:
+    import yaml
+
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InvalidInputError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise InvalidInputError(f"{name} must hold settings as `name: value`, got {type(values).__name__}")
+    return Recipe().changed({str(key): value for key, value in values.items()})
+
+
+def _presets() -> Any:
+    return files("ramify.distill").joinpath("configs")
