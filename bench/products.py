@@ -5,7 +5,7 @@ weights of one shape (together many times the cache, as in a model), over their 
 with float32. Products of few outputs are split along their columns and left in parts, which the next kernel of the
 decoder adds up; gate and up end in silu(gate) * up, for cuBLAS by a second kernel.
 
-    python bench/products.py [--shapes 1.5B 3B] [--rows 1 2 4 8 16 32 64] [--save FILE]
+    python bench/products.py [--shapes 1.5B 3B] [--rows 1 2 4 8 16 32 64] [--chosen] [--save FILE]
 
 `overlap`: the same kernel, started while the one before it ends. The last line is JSON, one object a model and number
 of rows: ms of all products of a step. --save writes every time that was measured.
@@ -32,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gpu import COMMON, SHAPES  # type: ignore[import-not-found]
 
 from ramify.cuda import products
-from ramify.kernels import row_product as row
 from ramify.kernels.activation import silu_and_multiply
 from ramify.kernels.few_rows_product import Tiles, few_rows_gate_up, few_rows_product
 from ramify.kernels.row_product import Norm, RowTiles, row_gate_up, row_product
@@ -236,19 +235,23 @@ class Case:
     def as_chosen(self) -> float:
         """What the decoder does now."""
         if self.rows == 1:
-            paired = self.item.name == "gate_up"
-            return self.one_row(row.PAIRED_TILES if paired else row.TILES, overlap=True)
+            special = {"gate_up": products.ROW_GATE_UP_TILES, "head": products.ROW_HEAD_TILES}
+            return self.one_row(special.get(self.item.name, products.ROW_TILES), overlap=True)
+        memory = products.shared_memory_of(self.x.device)
         if self.item.name == "gate_up":
-            return self.few_rows(products.gate_up_tiles_for(self.rows), overlap=True)
-        if self.item.name == "head":
-            return self.few_rows(products.head_tiles_for(self.rows), overlap=True)
-        return self.few_rows(products.tiles_for(self.rows, self.item.outputs, self.item.columns), overlap=True)
+            tiles = products.gate_up_tiles_for(self.rows, memory)
+        elif self.item.name == "head":
+            tiles = products.head_tiles_for(self.rows)
+        else:
+            tiles = products.tiles_for(self.rows, self.item.outputs, self.item.columns, memory)
+        return self.few_rows(tiles, overlap=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=["1.5B", "3B"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--chosen", action="store_true", help="what the decoder does, without the search for better")
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -261,12 +264,12 @@ def main() -> None:
                 case = Case(shape, item, rows)
                 vendor = case.cublas()
                 # The dearest first without overlap; then the three best of these with it.
-                timed = sorted(((run(False), index) for index, run in enumerate(case.candidates())))
-                best = list(case.candidates())
+                best = [] if options.chosen else list(case.candidates())
+                timed = sorted((run(False), index) for index, run in enumerate(best))
                 for _, index in timed[:3]:
                     best[index](True)
-                ours = min((time for time in case.times if time.how != "cuBLAS"), key=lambda time: time.microseconds)
                 chosen = case.as_chosen()
+                ours = min((time for time in case.times if time.how != "cuBLAS"), key=lambda time: time.microseconds)
                 every += case.times
 
                 def text(time: float, size: int = item.num_bytes) -> str:

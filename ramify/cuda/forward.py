@@ -91,21 +91,19 @@ def _one_row(decoder: Decoder, residual: Tensor, attention: Attention) -> None:
     qkv = residual.new_empty(1, decoder.layers[0].qkv.weight.shape[0])
 
     def add(linear: Linear, x: Tensor) -> None:
-        row_product(x, linear.weight, residual, bias=linear.bias, adds=True, overlap=overlap)
+        row_product(x, linear.weight, residual, tiles=products.ROW_TILES, bias=linear.bias, adds=True, overlap=overlap)
 
     for index, layer in enumerate(decoder.layers):
         norm = Norm(layer.input_norm, arch.rms_norm_eps)
-        row_product(residual, layer.qkv.weight, qkv, bias=layer.qkv.bias, norm=norm, overlap=overlap)
+        weight, bias = layer.qkv.weight, layer.qkv.bias
+        row_product(residual, weight, qkv, tiles=products.ROW_TILES, bias=bias, norm=norm, overlap=overlap)
         add(layer.output, attention(index, layer, Parts.whole(qkv)))
         norm = Norm(layer.post_norm, arch.rms_norm_eps)
-        row_gate_up(residual, layer.gate_up.weight, inner, bias=layer.gate_up.bias, norm=norm, overlap=overlap)
+        weight, bias = layer.gate_up.weight, layer.gate_up.bias
+        row_gate_up(residual, weight, inner, tiles=products.ROW_GATE_UP_TILES, bias=bias, norm=norm, overlap=overlap)
         add(layer.down, inner)
 
 
 def logits(decoder: Decoder, hidden: Tensor) -> Tensor:
     """(R, hidden) -> (R, vocabulary) in float32."""
-    if products.has_one_row(hidden):
-        out = torch.empty(1, decoder.arch.vocab_size, dtype=torch.float32, device=hidden.device)
-        row_product(hidden, decoder.head.weight, out, overlap=can_overlap(hidden.device))
-        return out
     return products.head(decoder.head, hidden)

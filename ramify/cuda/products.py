@@ -8,6 +8,7 @@ start-up, so that runs repeat.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -22,11 +23,23 @@ from ramify.kernels.few_rows_product import (
 )
 from ramify.kernels.overlap import can_overlap
 from ramify.kernels.parts import Parts
+from ramify.kernels.row_product import RowTiles, row_product
 from ramify.models.linear import Linear
 
-SHARED_MEMORY = 96 * 1024  # bytes that a program may take on the smallest chips
-MOST_SPLITS = 16
-FEWEST_PROGRAMS = 264  # two for each processor of an H200
+# As timed on an H200 (bench/products.py) over the shapes of 1.5B and 3B models, 1 to 64 rows; each is within a few
+# percent of the best for all of them.
+ROW_TILES = RowTiles(outputs=2, columns=1024, warps=4)
+ROW_GATE_UP_TILES = RowTiles(outputs=4, columns=256, warps=1, stages=4)
+ROW_HEAD_TILES = RowTiles(outputs=8, columns=256, warps=1, stages=3)
+FEW_ROWS_TILES = Tiles(outputs=64, columns=128, stages=4, warps=4)
+FEW_ROWS_GATE_UP_TILES = Tiles(outputs=64, columns=64, stages=4, warps=4)
+# Very few rows lie in few lines of memory, which all programs ask for at once: half as many programs are faster.
+VERY_FEW_ROWS = 4
+VERY_FEW_ROWS_TILES = Tiles(outputs=128, columns=64, stages=4, warps=8)
+
+PROCESSORS = 132  # of an H200; another chip gets the same cuts, and with them the same results
+MOST_SPLITS = 8  # each costs whoever adds the parts up 0.15 us
+LEAST_SHARED_MEMORY = 96 * 1024  # bytes that a program may take on the smallest chips
 
 
 def has_one_row(x: Tensor) -> bool:
@@ -48,7 +61,7 @@ def product(linear: Linear, x: Tensor) -> Parts:
     if not has_few_rows(x):
         return Parts.whole(linear.product(x).contiguous())
     rows, (outputs, columns) = x.shape[0], linear.weight.shape
-    tiles = tiles_for(rows, outputs, columns)
+    tiles = tiles_for(rows, outputs, columns, shared_memory_of(x.device))
     values = torch.empty(tiles.splits, rows, outputs, dtype=torch.float32, device=x.device)
     few_rows_product(x, linear.weight, values, tiles, overlap=can_overlap(x.device))
     return Parts(values, linear.bias)
@@ -57,7 +70,7 @@ def product(linear: Linear, x: Tensor) -> Parts:
 def gate_up(linear: Linear, x: Tensor, out: Tensor) -> None:
     """(T, columns) -> out (T, inner): silu(gate) * up."""
     if has_few_rows(x):
-        tiles = gate_up_tiles_for(x.shape[0])
+        tiles = gate_up_tiles_for(x.shape[0], shared_memory_of(x.device))
         few_rows_gate_up(x, linear.weight, out, tiles, bias=linear.bias, overlap=can_overlap(x.device))
     else:
         silu_and_multiply(linear.product(x).contiguous(), out)
@@ -65,37 +78,52 @@ def gate_up(linear: Linear, x: Tensor, out: Tensor) -> None:
 
 def head(linear: Linear, x: Tensor) -> Tensor:
     """(R, hidden) -> logits (R, vocabulary) in float32, summed and written in float32 whatever the precision."""
+    rows, vocab_size = x.shape[0], linear.weight.shape[0]
+    if has_one_row(x):
+        logits = torch.empty(1, vocab_size, dtype=torch.float32, device=x.device)
+        row_product(x, linear.weight, logits, tiles=ROW_HEAD_TILES, overlap=can_overlap(x.device))
+        return logits
     if has_few_rows(x):
-        logits = torch.empty(1, x.shape[0], linear.weight.shape[0], dtype=torch.float32, device=x.device)
-        few_rows_product(x, linear.weight, logits, head_tiles_for(x.shape[0]), overlap=can_overlap(x.device))
+        logits = torch.empty(1, rows, vocab_size, dtype=torch.float32, device=x.device)
+        few_rows_product(x, linear.weight, logits, head_tiles_for(rows), overlap=can_overlap(x.device))
         return logits[0]
     if x.device.type == "cuda" and x.dtype is not torch.float32:
         return torch.mm(x, linear.weight.t(), out_dtype=torch.float32)
     return linear.product(x).float().contiguous()
 
 
-def tiles_for(rows: int, outputs: int, columns: int) -> Tiles:
-    """Columns are split until there are programs enough for the whole chip, while each split is worth a program."""
-    tiles, splits = head_tiles_for(rows), 1
-    while (
-        splits < MOST_SPLITS
-        and -(-outputs // tiles.outputs) * splits < FEWEST_PROGRAMS
-        and columns // (2 * splits) >= tiles.columns
-    ):
+def tiles_for(rows: int, outputs: int, columns: int, shared_memory: int = LEAST_SHARED_MEMORY) -> Tiles:
+    """Columns are split while every program has a processor to itself and more than a tile to walk.
+
+    72 such programs read as fast as the memory can; more of them would be in each other's way, most of all where
+    kernels overlap.
+    """
+    tiles = _fitting(FEW_ROWS_TILES, rows, shared_memory)
+    splits, blocks = 1, -(-outputs // tiles.outputs)
+    while splits < MOST_SPLITS and 2 * splits * blocks <= PROCESSORS and columns // (2 * splits) >= tiles.columns:
         splits *= 2
     return replace(tiles, splits=splits)
 
 
+def gate_up_tiles_for(rows: int, shared_memory: int = LEAST_SHARED_MEMORY) -> Tiles:
+    tiles = VERY_FEW_ROWS_TILES if rows <= VERY_FEW_ROWS else FEW_ROWS_GATE_UP_TILES
+    return _fitting(tiles, rows, shared_memory, num_weights=2)
+
+
 def head_tiles_for(rows: int) -> Tiles:
-    """Many outputs: no splits."""
-    return _fitting(Tiles(outputs=64, columns=128, stages=4, warps=4), rows, num_weights=1)
+    """Many programs one after the other, so there is room for two on a processor of any chip."""
+    return _fitting(VERY_FEW_ROWS_TILES if rows <= VERY_FEW_ROWS else FEW_ROWS_TILES, rows, LEAST_SHARED_MEMORY)
 
 
-def gate_up_tiles_for(rows: int) -> Tiles:
-    return _fitting(Tiles(outputs=64, columns=64, stages=4, warps=4), rows, num_weights=2)
-
-
-def _fitting(tiles: Tiles, rows: int, *, num_weights: int) -> Tiles:
-    """With as many stages as every chip's shared memory holds, in 16 bits."""
+def _fitting(tiles: Tiles, rows: int, shared_memory: int, *, num_weights: int = 1) -> Tiles:
+    """With as many stages as shared memory holds, in 16 bits."""
     stage = 2 * tiles.columns * (num_weights * tiles.outputs + padded_rows(rows))
-    return replace(tiles, stages=min(tiles.stages, SHARED_MEMORY // stage))
+    return replace(tiles, stages=min(tiles.stages, shared_memory // stage))
+
+
+@cache
+def shared_memory_of(device: torch.device) -> int:
+    """What a program may take, in bytes; where kernels are interpreted, as little as anywhere."""
+    if device.type != "cuda":
+        return LEAST_SHARED_MEMORY
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)  # type: ignore[attr-defined]

@@ -89,10 +89,10 @@ def few_rows_gate_up(
         BLOCK_COLUMNS=tiles.columns,
         EVEN=columns % tiles.columns == 0,
         HAS_BIAS=bias is not None,
-        PER_LINE=LINE // weight.itemsize,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        **launch_options(overlap),
+        # 140 programs on 132 processors: early ones crowd, and the product takes 19.4 instead of 17.5 us.
+        **launch_options(overlap, early=False),
     )
 
 
@@ -162,7 +162,6 @@ def _few_rows_gate_up(  # type: ignore[no-untyped-def]
     BLOCK_COLUMNS: tl.constexpr,
     EVEN: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    PER_LINE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     start_next(OVERLAP)
@@ -173,11 +172,6 @@ def _few_rows_gate_up(  # type: ignore[no-untyped-def]
     gate_source = weight + kept.to(tl.int64)[:, None] * columns
     up_source = gate_source + inner.to(tl.int64) * columns
     inputs = x + tl.minimum(row, rows - 1)[None, :] * x_stride + lane[:, None]
-    if OVERLAP:
-        line = tl.minimum(tl.arange(0, LINES) * PER_LINE, columns - 1)
-        prefetch(gate_source + line[None, :], OVERLAP)
-        prefetch(up_source + line[None, :], OVERLAP)
-    wait_for_last(OVERLAP)
     gate = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], dtype=tl.float32)
     up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], dtype=tl.float32)
     for at in range(0, columns, BLOCK_COLUMNS):

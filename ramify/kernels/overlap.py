@@ -7,6 +7,10 @@ Every kernel of a chain says `start_next` at once and `wait_for_last` before it 
 writes or reads: the wait ends when the kernel before has ended, and that one ended after its own wait, so every program
 waits, even one that finds nothing to do. What nobody in the chain writes (weights, the step's lists and positions) may
 be read before. A kernel without the option, such as torch's own, waits for all before it: a chain begins with one.
+
+A kernel that starts early finds its processors taken and crowds where room happens to be. That costs little where its
+programs are small or at most one a processor; where a few large ones must be spread evenly, it had better not be early
+(`early=False`), and still lets the next one be.
 """
 
 from __future__ import annotations
@@ -24,9 +28,9 @@ def can_overlap(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def launch_options(overlap: bool) -> dict[str, bool]:
+def launch_options(overlap: bool, *, early: bool = True) -> dict[str, bool]:
     """Keyword arguments of a launch; the interpreter knows no such option."""
-    return {"OVERLAP": True, "launch_pdl": True} if overlap else {"OVERLAP": False}
+    return {"OVERLAP": True, "launch_pdl": early} if overlap else {"OVERLAP": False}
 
 
 @triton.jit

@@ -39,19 +39,15 @@ class Norm:
     eps: float
 
 
-TILES = RowTiles(outputs=4, columns=512, warps=2)
-PAIRED_TILES = RowTiles(outputs=2, columns=512, warps=2)
-
-
 def row_product(
     x: Tensor,
     weight: Tensor,
     out: Tensor,
     *,
+    tiles: RowTiles,
     bias: Tensor | None = None,
     norm: Norm | None = None,
     adds: bool = False,
-    tiles: RowTiles = TILES,
     overlap: bool = False,
 ) -> None:
     """x (1, columns), weight (outputs, columns) -> out (1, outputs), of any precision; adds: onto what is there."""
@@ -64,9 +60,9 @@ def row_gate_up(
     weight: Tensor,
     out: Tensor,
     *,
+    tiles: RowTiles,
     bias: Tensor | None = None,
     norm: Norm | None = None,
-    tiles: RowTiles = PAIRED_TILES,
     overlap: bool = False,
 ) -> None:
     """x (1, columns), weight (2 * inner, columns), gate first -> out (1, inner): silu(gate) * up."""

@@ -28,6 +28,7 @@ from ramify.kernels.rope_write import rope_and_write
 from ramify.kernels.row_product import Norm, row_gate_up, row_product
 
 CPU = torch.device("cpu")
+SHARED_MEMORY = 227 * 1024
 
 
 class Hopper:
@@ -82,17 +83,17 @@ def products_of_few_rows(dtype: torch.dtype) -> None:
     weight = torch.zeros(2 * inner, hidden, dtype=dtype)
     one = weight[:1]
     norm = Norm(weight[0], 1e-6)
-    row_product(one, weight, torch.zeros(1, 2 * inner, dtype=dtype), norm=norm, bias=weight[:, 0], overlap=True)
-    row_product(one, weight, torch.zeros(1, 2 * inner, dtype=dtype), adds=True, overlap=True)
-    row_product(one, weight, torch.zeros(1, 2 * inner), overlap=True)
-    row_gate_up(one, weight, torch.zeros(1, inner, dtype=dtype), norm=norm, overlap=True)
+    out, tiles = torch.zeros(1, 2 * inner, dtype=dtype), products.ROW_TILES
+    row_product(one, weight, out, tiles=tiles, norm=norm, bias=weight[:, 0], overlap=True)
+    row_product(one, weight, out, tiles=tiles, adds=True, overlap=True)
+    row_product(one, weight, torch.zeros(1, 2 * inner), tiles=products.ROW_HEAD_TILES, overlap=True)
+    row_gate_up(one, weight, out[:, :inner], tiles=products.ROW_GATE_UP_TILES, norm=norm, overlap=True)
     for rows in (2, 32, 64):
         x = torch.zeros(rows, hidden, dtype=dtype)
-        tiles = products.tiles_for(rows, 2048, hidden)
-        few_rows_product(x, weight[:2048], torch.zeros(tiles.splits, rows, 2048), tiles, overlap=True)
-        few_rows_gate_up(
-            x, weight, torch.zeros(rows, inner, dtype=dtype), products.gate_up_tiles_for(rows), overlap=True
-        )
+        few = products.tiles_for(rows, 2048, hidden, SHARED_MEMORY)
+        few_rows_product(x, weight[:2048], torch.zeros(few.splits, rows, 2048), few, overlap=True)
+        few = products.gate_up_tiles_for(rows, SHARED_MEMORY)
+        few_rows_gate_up(x, weight, torch.zeros(rows, inner, dtype=dtype), few, overlap=True)
 
 
 def sampler(vocab_size: int) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.cuda.products import tiles_for
+from ramify.cuda.products import LEAST_SHARED_MEMORY, gate_up_tiles_for, head_tiles_for, tiles_for
 from ramify.kernels.few_rows_product import Tiles, few_rows_gate_up, few_rows_product, padded_rows
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -88,12 +88,32 @@ def test_rows_are_padded_to_what_the_matrix_units_take() -> None:
     assert [padded_rows(rows) for rows in (1, 2, 16, 17, 32, 33, 64)] == [16, 16, 16, 32, 32, 64, 64]
 
 
-@pytest.mark.parametrize(("outputs", "columns"), [(2560, 2048), (2048, 11008), (1536, 1536), (22016, 2048), (64, 32)])
-def test_columns_are_split_for_the_whole_chip_and_no_further(outputs: int, columns: int) -> None:
-    tiles = tiles_for(32, outputs, columns)
-    blocks = -(-outputs // tiles.outputs)
-    assert tiles.splits == 1 or columns // tiles.splits >= tiles.columns
-    if outputs > 264 * tiles.outputs:
-        assert tiles.splits == 1
-    if outputs in (2048, 2560):
-        assert blocks * tiles.splits >= 132
+@pytest.mark.parametrize(
+    ("outputs", "columns", "splits"),
+    [
+        (2560, 2048, 2),  # a split more would give some processors two programs, and others one
+        (2048, 11008, 4),
+        (1536, 1536, 4),
+        (1024, 3072, 8),
+        (4608, 3584, 1),
+        (22016, 2048, 1),
+        (192, 4096, 8),  # as many parts as readers want to add up
+        (64, 256, 2),  # no split is shorter than a tile
+        (64, 32, 1),
+    ],
+)
+def test_columns_are_split_for_the_whole_chip_and_no_further(outputs: int, columns: int, splits: int) -> None:
+    assert tiles_for(32, outputs, columns).splits == splits
+
+
+@pytest.mark.parametrize("rows", [2, 4, 5, 16, 32, 64])
+@pytest.mark.parametrize("shared_memory", [LEAST_SHARED_MEMORY, 227 * 1024])
+def test_tiles_fit_into_shared_memory(rows: int, shared_memory: int) -> None:
+    for tiles, weights in (
+        (tiles_for(rows, 2048, 2048, shared_memory), 1),
+        (gate_up_tiles_for(rows, shared_memory), 2),
+        (head_tiles_for(rows), 1),
+    ):
+        assert tiles.stages >= 2
+        stage = 2 * tiles.columns * (weights * tiles.outputs + padded_rows(rows))
+        assert tiles.stages * stage <= shared_memory
