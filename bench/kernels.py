@@ -28,7 +28,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from ramify.attention.paged import PagedDecode
-from ramify.kernels.work_list import OWN_SPLIT, PREFIX_SPLIT
+from ramify.kernels.work_list import OWN_SPLITS, PREFIX_SPLIT
 from ramify.plan import SharedPrefix
 
 BANDWIDTH = 4.2e12  # bytes a second that a copy reaches on an H200
@@ -86,14 +86,14 @@ class Layers:
 
     def paged(
         self,
-        own_split: int = OWN_SPLIT,
+        own_split: int | None = None,
         prefix_split: int = PREFIX_SPLIT,
         decode_options: Options | None = None,
         prefix_options: Options | None = None,
         merge_options: Options | None = None,
     ) -> PagedDecode:
         shape = self.shape
-        parts = -(-shape.prefix // prefix_split) - (-shape.own[1] // own_split)
+        parts = -(-shape.prefix // prefix_split) - (-shape.own[1] // (own_split or OWN_SPLITS[0]))
         paged = PagedDecode(
             max_rows=shape.rows,
             max_parts=shape.rows * parts,
@@ -177,8 +177,7 @@ def report(layers: Layers) -> dict[str, float]:
         time = sdpa_microseconds(shape, shape.rows * group, 1, shape.prefix)
         show("SDPA, prefix", time, f"{flops / time / 1e6:.0f} TFLOP/s")
     time = microseconds(lambda _: paged.merge_parts(layers.out), layers.kv)
-    parts = len(layers.own) * (-(-shape.prefix // PREFIX_SPLIT)) + int((-(-layers.own // OWN_SPLIT)).sum())
-    show("merge", time, speed(parts * shape.heads * (shape.head_dim + 1) * 4 + layers.out.nbytes, time))
+    show("merge", time)
     with_prefix = bool(shape.prefix)
     time = microseconds(
         lambda layer: paged.attend(layers.queries, layer, layers.out, with_prefix=with_prefix), layers.kv

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -22,7 +23,15 @@ from ramify.kernels import decode_attention as decode
 from ramify.kernels import prefix_attention as prefix
 from ramify.kernels.merge import merge
 from ramify.kernels.overlap import can_overlap
-from ramify.kernels.work_list import GROUP_FIELDS, OWN_SPLIT, PREFIX_FIELDS, PREFIX_SPLIT, WorkList, build_work_list
+from ramify.kernels.work_list import (
+    GROUP_FIELDS,
+    PREFIX_FIELDS,
+    PREFIX_SPLIT,
+    Int64s,
+    WorkList,
+    build_work_list,
+    own_split_for,
+)
 from ramify.plan import SharedPrefix
 
 _HEADER = 16
@@ -33,8 +42,9 @@ _PROCESSORS_WITHOUT_A_GPU = 1
 class PagedDecode:
     """`tables` (max_rows, max_blocks) is the caller's to write: the blocks of each row, in order.
 
-    `max_parts` bounds the parts of one step (see WorkList) and with them the items. The options are keyword arguments
-    of the kernels' launch functions, for measuring.
+    `max_parts` bounds the parts of one step (see WorkList) and with them the items. Where rows are cut follows from
+    their number unless `own_split` says it. The options are keyword arguments of the kernels' launch functions, for
+    measuring.
     """
 
     def __init__(
@@ -49,7 +59,7 @@ class PagedDecode:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
-        own_split: int = OWN_SPLIT,
+        own_split: int | None = None,
         prefix_split: int = PREFIX_SPLIT,
         decode_options: Mapping[str, int] | None = None,
         prefix_options: Mapping[str, int] | None = None,
@@ -95,13 +105,14 @@ class PagedDecode:
 
     def work_list(self, lengths: ArrayLike, shared: Sequence[SharedPrefix] = ()) -> WorkList:
         """The list of a step, cut as these kernels want it; see build_work_list."""
+        rows: Int64s = np.asarray(lengths, dtype=np.int64)
         return build_work_list(
-            lengths,
+            rows,
             shared,
             block_size=self._block_size,
             queries_per_row=self._queries_per_row,
             query_tile=self._prefix_options["block_m"],
-            own_split=self._own_split,
+            own_split=self._own_split or own_split_for(len(rows), self._kv_heads),
             prefix_split=self._prefix_split,
         )
 
@@ -168,7 +179,8 @@ class PagedDecode:
             merging = decode.Merging(self._first_part, self._num_parts, self._arrived, out)
         # Where rows are few, programs that would find nothing to do take their time to start and end.
         expected = queries.shape[0] * self._kv_heads * decode.PARTS_OF_A_ROW
-        programs = min(max(expected, self._processors), self._processors * decode.PROGRAMS_PER_PROCESSOR)
+        fewest, most = (self._processors * each for each in decode.PROGRAMS_PER_PROCESSOR)
+        programs = min(max(expected, fewest), most)
         decode.decode_attention(
             queries,
             kv_layer,

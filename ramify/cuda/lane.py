@@ -15,7 +15,7 @@ from torch import Tensor
 from ramify.attention.paged import PagedDecode
 from ramify.cuda import rows as column
 from ramify.cuda.rows import PADDING_SLOT, DeviceRows
-from ramify.kernels.work_list import OWN_SPLIT
+from ramify.kernels.work_list import most_parts
 from ramify.kv.pool import KVPool
 from ramify.models.decoder import Decoder
 from ramify.plan import Chunk, SharedPrefix
@@ -30,7 +30,7 @@ class Lane:
         self.pool = pool
         self.attention = PagedDecode(
             max_rows=max_rows,
-            max_parts=max_rows * (-(-max_model_len // OWN_SPLIT) + 1),
+            max_parts=max_rows * most_parts(max_model_len),
             max_blocks=-(-max_model_len // pool.block_size),
             heads=decoder.arch.num_heads,
             kv_heads=decoder.arch.num_kv_heads,

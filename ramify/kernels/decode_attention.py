@@ -22,14 +22,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.overlap import launch_options, start_next, wait_for_last
+from ramify.kernels.overlap import LINE, launch_options, prefetch, start_next, wait_for_last
 from ramify.kernels.walk import LOG2_OF_E, begin, finish, walk
 
 BLOCK_N = 64
 NUM_WARPS = 4
 NUM_STAGES = 3
-PROGRAMS_PER_PROCESSOR = 8
-PARTS_OF_A_ROW = 4  # as many as one launch has programs for, where rows are few
+PROGRAMS_PER_PROCESSOR = (2, 8)  # at least, at most
+PARTS_OF_A_ROW = 8  # as many as one launch has programs for, where rows are few
 FEWEST_QUERIES = 16  # what a matrix product takes
 
 
@@ -68,11 +68,14 @@ def _decode(  # type: ignore[no-untyped-def]
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MERGES: tl.constexpr,
+    PER_LINE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     start_next(OVERLAP)
     num_items = tl.load(count)
     first_item = items + tl.load(count + 1)
+    if OVERLAP:
+        _prefetch(num_items, first_item, kv, tables, table_stride, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, PER_LINE)
     wait_for_last(OVERLAP)
     dim = tl.arange(0, HEAD_DIM)
     query = tl.arange(0, PADDED_GROUP)
@@ -135,6 +138,32 @@ def _decode(  # type: ignore[no-untyped-def]
                     head = kv_head * GROUP + query
                     place = out + padding * out_stride + head[:, None] * HEAD_DIM + dim[None, :]
                     tl.store(place, nothing, mask=real[:, None])
+
+
+@triton.jit
+def _prefetch(  # type: ignore[no-untyped-def]
+    num_items,
+    first_item,
+    kv,
+    tables,
+    table_stride,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PER_LINE: tl.constexpr,
+):
+    """This program's first tile, before the wait: lists and tables are there, and all positions but the newest."""
+    work = tl.program_id(0)
+    if work < num_items * KV_HEADS:
+        item = first_item + (work // KV_HEADS) * 4
+        table = tables + tl.load(item).to(tl.int64) * table_stride
+        position = tl.minimum(tl.load(item + 1) + tl.arange(0, BLOCK_N), tl.load(item + 2) - 1)
+        slot = tl.load(table + position // BLOCK_SIZE).to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
+        keys = kv + slot * (2 * KV_HEADS * HEAD_DIM) + (work % KV_HEADS) * HEAD_DIM
+        for line in tl.static_range(0, HEAD_DIM, PER_LINE):
+            prefetch(keys + line, True)
+            prefetch(keys + KV_HEADS * HEAD_DIM + line, True)
 
 
 @triton.jit
@@ -207,6 +236,7 @@ def decode_attention(
         BLOCK_SIZE=block_size,
         BLOCK_N=block_n,
         MERGES=merging is not None,
+        PER_LINE=LINE // kv.itemsize,
         num_warps=num_warps,
         num_stages=num_stages,
         **launch_options(overlap),

@@ -21,10 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.overlap import launch_options, prefetch, start_next, wait_for_last
+from ramify.kernels.overlap import LINE, launch_options, prefetch, start_next, wait_for_last
 
 MOST_ROWS = 64
-LINE = 128  # bytes
 LINES: tl.constexpr = tl.constexpr(4)  # of each weight row that a program asks for before it may start
 
 

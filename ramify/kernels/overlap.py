@@ -22,6 +22,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+LINE = 128  # bytes of memory that come together
+
 
 @cache
 def can_overlap(device: torch.device) -> bool:

@@ -8,7 +8,7 @@ Each stretch gives every row that reads it one *part*: an output vector per head
 parts of a row lie one after the other, shared ones first, and are merged at the end.
 
 Stretches are cut at fixed distances from the start of the shared part and of the own part. Where a row is cut depends
-on that row and its group alone, so what a row computes does not depend on what else is in the batch.
+on that row, its group and the padded number of rows, so what a row computes does not depend on what the others are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from ramify.plan import SharedPrefix
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
-OWN_SPLIT = 256  # positions of a row's own part that one item walks
+OWN_SPLITS = (64, 512)  # positions of a row's own part that one item walks: where rows are few, where they are many
+MOST_OWN_PARTS = 16  # a longer row is cut into longer stretches: who merges its parts takes one after the other
 PREFIX_SPLIT = 1024  # positions of a shared part that one item walks
 OWN_FIELDS, PREFIX_FIELDS, GROUP_FIELDS = 4, 6, 2
 
@@ -53,14 +54,15 @@ def build_work_list(
     block_size: int,
     queries_per_row: int,
     query_tile: int,
-    own_split: int = OWN_SPLIT,
+    own_split: int,
     prefix_split: int = PREFIX_SPLIT,
 ) -> WorkList:
     """`lengths`: positions each row attends to, the one just written included; 0 for a row that is padding.
 
     `shared`: groups whose `chunks` are row numbers, each row in at most one. `queries_per_row` query heads read one
     key-value head; the queries of a group, member by member, are cut into tiles of `query_tile`. Query q of a group
-    belongs to its member q // queries_per_row.
+    belongs to its member q // queries_per_row. A row is cut every `own_split` positions, or twice that, four times
+    that, ..., until it has no more than MOST_OWN_PARTS parts of its own.
     """
     ends: Int64s = np.asarray(lengths, dtype=np.int64)
     starts = np.zeros_like(ends)  # where each row's own part begins
@@ -83,11 +85,14 @@ def build_work_list(
         members = np.empty(0, np.int64)
         groups = np.empty((0, GROUP_FIELDS), np.int32)
         prefix = np.empty((0, PREFIX_FIELDS), np.int32)
-    own_parts = -((starts - ends) // own_split)
+    own_splits = np.full_like(ends, own_split)
+    while (too_many := ends - starts > MOST_OWN_PARTS * own_splits).any():
+        own_splits[too_many] *= 2
+    own_parts = -((starts - ends) // own_splits)
     num_parts = own_parts + shared_parts
     first_part = np.cumsum(num_parts) - num_parts
     return WorkList(
-        own=_own_items(starts, ends, own_parts, first_part + shared_parts, own_split),
+        own=_own_items(starts, ends, own_parts, first_part + shared_parts, own_splits),
         prefix=prefix,
         groups=groups,
         members=members.astype(np.int32),
@@ -96,9 +101,28 @@ def build_work_list(
     )
 
 
-def _own_items(starts: Int64s, ends: Int64s, counts: Int64s, first_own_part: Int64s, split: int) -> Int32s:
+def own_split_for(rows: int, kv_heads: int) -> int:
+    """So that rows of 512 positions come to about 256 items, two for each processor of an H200.
+
+    A stretch is walked tile by tile and waits for memory at each; where rows are many enough for the chip anyway, cuts
+    only cost.
+    """
+    shortest, longest = OWN_SPLITS
+    split = shortest
+    while split < min(2 * rows * kv_heads, longest):
+        split *= 2
+    return split
+
+
+def most_parts(max_model_len: int) -> int:
+    """Of one row, with any number of rows beside it."""
+    return min(MOST_OWN_PARTS, -(-max_model_len // OWN_SPLITS[0])) - (-max_model_len // PREFIX_SPLIT)
+
+
+def _own_items(starts: Int64s, ends: Int64s, counts: Int64s, first_own_part: Int64s, splits: Int64s) -> Int32s:
     row, index = _expand(counts)
     items = np.empty((len(row), OWN_FIELDS), np.int32)
+    split = splits[row]
     start = starts[row] + index * split
     items[:, 0] = row
     items[:, 1] = start

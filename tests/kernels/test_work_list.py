@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.kernels.work_list import WorkList, build_work_list
+from ramify.kernels.work_list import MOST_OWN_PARTS, WorkList, build_work_list, most_parts, own_split_for
 from ramify.plan import SharedPrefix
 
 
@@ -94,13 +94,16 @@ def test_every_query_sees_every_position_once_and_parts_are_dense(case: Case) ->
 @settings(max_examples=60)
 @given(cases())
 def test_splits_are_fixed(case: Case) -> None:
-    """A row is cut at multiples of the split from where its own part starts: at the same places when it is alone."""
+    """A row is cut at multiples of a split from where its own part starts: at the same places when it is alone."""
     work = case.build()
     covered = {row: group.num_blocks * case.block_size for group in case.shared for row in group.chunks}
     for row, length in enumerate(case.lengths):
         cuts = work.own[work.own[:, 0] == row, 1:3].tolist()
         begin = covered.get(row, 0)
-        expected = [[at, min(at + case.own_split, length)] for at in range(begin, length, case.own_split)]
+        split = case.own_split
+        while length - begin > MOST_OWN_PARTS * split:
+            split *= 2
+        expected = [[at, min(at + split, length)] for at in range(begin, length, split)]
         assert cuts == expected
     for number, group in enumerate(case.shared):
         cuts = sorted({(start, end) for _, start, end, *_ in work.prefix[work.prefix[:, 0] == number].tolist()})
@@ -119,7 +122,30 @@ def test_there_are_never_more_items_than_parts(case: Case) -> None:
 
 def test_a_row_shorter_than_its_prefix_is_refused() -> None:
     with pytest.raises(ValueError, match="row 1 is shorter than the prefix it shares"):
-        build_work_list([33, 31], [SharedPrefix(2, (0, 1))], block_size=16, queries_per_row=1, query_tile=16)
+        build_work_list(
+            [33, 31], [SharedPrefix(2, (0, 1))], block_size=16, queries_per_row=1, query_tile=16, own_split=64
+        )
+
+
+@given(st.integers(1, 512), st.sampled_from([1, 2, 8]), st.integers(1, 20_000), st.data())
+def test_no_row_has_more_parts_than_there_is_room_for(
+    rows: int, kv_heads: int, longest: int, data: st.DataObject
+) -> None:
+    blocks, rest = divmod(data.draw(st.integers(1, longest)), 16)
+    work = build_work_list(
+        [16 * blocks + rest],
+        data.draw(st.sampled_from([(), (SharedPrefix(blocks, (0,)),), (SharedPrefix(blocks // 2, (0,)),)])),
+        block_size=16,
+        queries_per_row=1,
+        query_tile=16,
+        own_split=own_split_for(rows, kv_heads),
+    )
+    assert work.total_parts <= most_parts(longest)
+
+
+def test_few_rows_are_cut_short_and_many_are_not() -> None:
+    assert [own_split_for(rows, 2) for rows in (1, 16, 17, 32, 64, 128, 256)] == [64, 64, 128, 128, 256, 512, 512]
+    assert own_split_for(256, 8) == 512
 
 
 @pytest.mark.parametrize("groups", [0, 1, 64])
@@ -130,7 +156,7 @@ def test_a_list_of_256_rows_is_built_quickly(groups: int) -> None:
     times = []
     for _ in range(200):
         start = time.perf_counter()
-        build_work_list(lengths, shared, block_size=16, queries_per_row=6, query_tile=64)
+        build_work_list(lengths, shared, block_size=16, queries_per_row=6, query_tile=64, own_split=512)
         times.append(time.perf_counter() - start)
     # A shared machine may be slow at any moment; the quickest fifth shows what it costs (goal: well under 100 us).
     assert statistics.quantiles(times, n=5)[0] < 300e-6
