@@ -4,7 +4,7 @@ BIN := .venv/bin
 SERVE ?= # further flags: make serve SERVE="--port 9000"
 PROMPT ?= Once upon a time, in a small village by the sea,
 
-.PHONY: demo test test-long check format bench sanitize serve clean
+.PHONY: demo test test-long test-gpu check format bench sanitize serve clean
 
 demo: .venv/.installed
 	$(BIN)/ramify generate "$(PROMPT)" -n 4 --temperature 0.8 --max-tokens 48 --seed 7
@@ -27,6 +27,10 @@ format: .venv/.installed-dev
 bench: .venv/.installed-dev
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/offline.py
+
+# On a machine with a GPU: nearly all the time is compilation, so each file is a process of its own.
+test-gpu:
+	ls tests/kernels/test_*.py tests/gpu/test_*.py | xargs -P 8 -n 1 $(PYTHON) -m pytest -q -p no:cacheprovider
 
 # On a machine with a GPU and CUDA's compute-sanitizer: every access of the kernels' tests, each allocation by itself.
 sanitize:

@@ -8,9 +8,8 @@ writes or reads: the wait ends when the kernel before has ended, and that one en
 waits, even one that finds nothing to do. What nobody in the chain writes (weights, the step's lists and positions) may
 be read before. A kernel without the option, such as torch's own, waits for all before it: a chain begins with one.
 
-A kernel that starts early finds its processors taken and crowds where room happens to be. That costs little where its
-programs are small or at most one a processor; where a few large ones must be spread evenly, it had better not be early
-(`early=False`), and still lets the next one be.
+Not every kernel gains by starting early. One that was measured to lose is launched after the one before it
+(`early=False`), and still lets the next one be early.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-# Triton's interpreter computes bfloat16 wrongly and says nothing: it is proven on a GPU alone.
-DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if torch.cuda.is_available() else [])]
+# Triton's interpreter computes bfloat16 wrongly and says nothing: it is proven on a GPU alone, and float16, which goes
+# the same ways, in the interpreter. Each precision is one more compilation of everything.
+DTYPES = [torch.float32, torch.bfloat16 if torch.cuda.is_available() else torch.float16]
 
 
 @pytest.fixture

@@ -9,11 +9,8 @@ import torch.nn.functional as F
 from ramify.kernels.activation import silu_and_multiply
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-# The interpreter computes bfloat16 wrong, and says nothing.
-DTYPES = list(TOLERANCES) if torch.cuda.is_available() else [torch.float32, torch.float16]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "inner"), [(1, 16), (3, 1536), (2, 1100)])
 def test_silu_and_multiply(device: torch.device, dtype: torch.dtype, rows: int, inner: int) -> None:
     torch.manual_seed(inner)

@@ -10,11 +10,8 @@ from ramify.kernels.norm import add_rms_norm
 from ramify.kernels.parts import Parts
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-# The interpreter computes bfloat16 wrong, and says nothing.
-DTYPES = list(TOLERANCES) if torch.cuda.is_available() else [torch.float32, torch.float16]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "hidden"), [(1, 64), (5, 576), (3, 2048)])
 @pytest.mark.parametrize("has_delta", [True, False])
 def test_add_and_norm(device: torch.device, dtype: torch.dtype, rows: int, hidden: int, has_delta: bool) -> None:

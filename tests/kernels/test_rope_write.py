@@ -12,8 +12,6 @@ from ramify.kernels.rope_write import rope_and_write
 from ramify.models.rope import RopeConfig, inverse_frequencies, rotate
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-# The interpreter computes bfloat16 wrong, and says nothing.
-DTYPES = list(TOLERANCES) if torch.cuda.is_available() else [torch.float32, torch.float16]
 EPS = 1e-6
 UNTOUCHED = 7.0
 
@@ -33,7 +31,6 @@ def _expected(
     return rotate(queries, turns), rotate(keys, turns)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_norm", [True, False])
 @pytest.mark.parametrize("num_parts", [1, 3])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 2, 128), (3, 1, 96), (2, 2, 8)])
