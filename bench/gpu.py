@@ -156,7 +156,7 @@ def engine(model: str, folder: Path) -> LLM | OptimalSampling:
     folders = []
     for shape in shapes:
         folders.append(folder / shape)
-        folders[-1].mkdir(exist_ok=True)
+        folders[-1].mkdir(parents=True, exist_ok=True)
         (folders[-1] / "config.json").write_text(json.dumps({**COMMON, **SHAPES[shape]}))
     options: dict[str, Any] = {
         "load_format": "dummy",

@@ -13,7 +13,7 @@ from typing import Protocol
 from ramify.errors import InvalidInputError
 from ramify.metrics import EngineMetrics, IterationStats
 from ramify.outputs import FinishReason, RequestOutput
-from ramify.plan import NOT_FINITE, Draw, Plan, PromptReport, StepResult, Ticket
+from ramify.plan import NOT_FINITE, Draw, Plan, PromptReport, StepResult, Ticket, quickly
 from ramify.request import Request
 from ramify.sampling_params import SamplingParams
 from ramify.scheduler import Schedule, ScheduledSequence, Scheduler
@@ -176,7 +176,8 @@ class EngineCore:
             chunks = (first,) if len(sequence.tracks) == 1 else tuple(range(first, first + len(sequence.tracks)))
             request_id, seed, rules = group.request.request_id, group.seed, group.rules
             for child in (sequence.child,) if position else group.children_of(sequence):
-                draws.append(Draw(request_id, sequence.child, child, position, seed, chunks, rules, output))
+                fields = (request_id, sequence.child, child, position, seed, chunks, rules, output)
+                draws.append(quickly(Draw, fields))
                 drawn_from.append(sequence)
         plan = Plan(
             tuple(schedule.chunks),
@@ -328,7 +329,8 @@ class EngineCore:
 def _candidate(draw: Draw, index: int, result: StepResult) -> Candidate:
     report = result.reports.get(index) if result.reports else None
     mixture = result.mixtures.get(index) if result.mixtures else None
-    return Candidate(draw.parent, draw.child, result.token_ids[index], result.logprobs[index], 0.0, report, mixture)
+    fields = (draw.parent, draw.child, result.token_ids[index], result.logprobs[index], 0.0, report, mixture)
+    return quickly(Candidate, fields)
 
 
 def _prompt_report(group: Group, schedule: Schedule, item: ScheduledSequence) -> list[PromptReport]:

@@ -33,6 +33,16 @@ class Gang:
             return self.num_together
         return len(self.sequences)
 
+    @property
+    def decodes(self) -> bool:
+        """Whether it is one sequence with one track that lacks one position: most of them, in most steps."""
+        sequences = self.sequences
+        if len(sequences) > 1:
+            return False
+        alone = sequences[0]
+        tracks = alone.tracks
+        return len(tracks) == 1 and not alone.is_blocked and alone.num_missing(tracks[0]) == 1
+
     def move(self, target: SequenceStatus) -> None:
         for sequence in self.sequences:
             sequence.move(target)

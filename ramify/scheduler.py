@@ -20,7 +20,7 @@ from ramify.gang import Gang
 from ramify.kv.blocks import BlockManager
 from ramify.kv.prefix import Entry
 from ramify.kv.sharing import best_sharing
-from ramify.plan import BlockCopy, Chunk, SharedPrefix
+from ramify.plan import BlockCopy, Chunk, SharedPrefix, quickly
 from ramify.request import Request
 from ramify.sequence import PENDING, Order, Sequence, SequenceStatus, Track
 
@@ -206,13 +206,16 @@ class Scheduler:
 
     def _share_budget(self, step: Schedule) -> dict[Gang, list[int]]:
         """Positions each running gang may compute per track. Who lacks least goes first: a long prompt waits."""
+        if len(self.running) <= step.budget and all(gang.decodes for gang in self.running):  # the usual case
+            step.budget -= len(self.running)
+            return dict.fromkeys(self.running, _DECODE)
         lacking = []
         for gang in self.running:
             if gang.restart:
                 self._fork_again(gang)
             lacking.append((gang, gang.missing()))
         lacking.sort(key=_longest_missing)
-        shares = {}
+        shares: dict[Gang, list[int]] = {}
         for gang, missing in lacking:
             if step.budget == 0:
                 break
@@ -284,8 +287,8 @@ class Scheduler:
             return False
         output = sequence.data.output_token_ids
         token = PENDING if sequence.num_pending else output[-1] if output else track.prompt_token_ids[-1]
-        step.sequences.append(ScheduledSequence(sequence, len(step.chunks), True))
-        step.chunks.append(Chunk(track.model, (token,), start, table, track.key, track.role))
+        step.sequences.append(quickly(ScheduledSequence, (sequence, len(step.chunks), True)))
+        step.chunks.append(quickly(Chunk, (track.model, (token,), start, table, track.key, track.role)))
         step.tracks.append(track)
         track.num_computed = start + 1
         offset = start % manager.block_size

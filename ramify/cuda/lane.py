@@ -89,12 +89,11 @@ class Lane:
         numbers[column.SOURCE, index] = drawing_rows
         numbers[column.OUTPUT_POSITION, index] += 1
 
-    def list_work(
-        self, chunks: Sequence[Chunk], shared: Sequence[SharedPrefix], rows: Sequence[int], size: int
-    ) -> bool:
-        """Tells attention who reads what; returns whether there are groups."""
+    def list_work(self, shared: Sequence[SharedPrefix], rows: Sequence[int], size: int) -> bool:
+        """Tells attention who reads what, once rows are filled; returns whether there are groups."""
         lengths = np.zeros(size, np.int64)
-        lengths[np.asarray(rows, dtype=np.int64)] = [chunk.end for chunk in chunks]
+        index = np.asarray(rows, dtype=np.int64)
+        lengths[index] = self.rows.integer_mirror[column.POSITION, index] + 1
         groups = [
             SharedPrefix(group.num_blocks, tuple(rows[chunk] for chunk in group.chunks))
             for group in shared

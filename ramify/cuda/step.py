@@ -121,9 +121,9 @@ class CudaStep:
                 for own in rows[1:]:
                     self.lanes[0].rows.integer_mirror[column.PARTNER, rows[0]] = own
         has_groups = []
-        for lane, part, own, some in zip(self.lanes, parts, rows, places, strict=True):
+        for lane, own, some in zip(self.lanes, rows, places, strict=True):
             shared = plan.shared if len(self.lanes) == 1 else _among(plan.shared, some)
-            has_groups.append(lane.list_work(part, shared, own, size))
+            has_groups.append(lane.list_work(shared, own, size))
             lane.rows.upload()
         shape = _Shape(size, tuple(has_groups), choice)
         graph = self._graph(shape)
@@ -236,7 +236,7 @@ class CudaStep:
             if not rows:
                 continue
             lane.fill(part, rows, len(rows), drawn_in=self._last_rows, drawn=self._last_known)
-            has_groups = lane.list_work(part, _among(plan.shared, places), rows, len(rows))
+            has_groups = lane.list_work(_among(plan.shared, places), rows, len(rows))
             lane.rows.upload()
             attended.append((lane, len(rows), has_groups))
             first_rows.update({place: total + row for place, row in zip(places, rows, strict=True)})

@@ -51,7 +51,7 @@ class Child:
 
     def append(self, item: Continuation, ends: Ends) -> bool:
         """Takes a token; returns whether that was the last."""
-        self.sequence.add_token_id(item.token_id, item.logprob)
+        self.sequence.data.add_token_id(item.token_id, item.logprob)
         if item.report is not None:
             self.reports.append(item.report)
         if item.mixture is not None:
@@ -104,7 +104,7 @@ class Child:
         )
 
     def _check_end(self, token_id: int, ends: Ends) -> bool:
-        length = len(self.sequence.output_token_ids)
+        length = len(self.sequence.data.output_token_ids)
         may_stop = length >= ends.min_tokens
         if token_id in ends.end_token_ids:
             if ends.include_stop:

@@ -144,7 +144,7 @@ class Group:
         child = self._children[item.child]
         latency = None if child.last_token_time is None else now - child.last_token_time
         child.last_token_time = now
-        ended = self._append(child, item)
+        ended = self._append(child, item) if self.is_watched else child.append(item, self.ends)
         if ended:
             self.finished = all(child.finish_reason is not None for child in self._children.values())
         return latency, ended
