@@ -95,3 +95,13 @@ def test_the_openai_client_asks_a_server_of_its_own() -> None:
     assert scores == sorted(scores, reverse=True)
     assert any("Paris" in line for line in lines)
     assert lines[-1] == "  temperature: temperature must be less than or equal to 2, got 3"
+
+
+def test_teacher_and_student_share_every_token(tmp_path: Path) -> None:
+    page = tmp_path / "sample.html"
+    lines = run("teacher_and_student.py", "--n", "2", "--max-tokens", "16", "--page", str(page))
+    means = [float(line.split()[-1]) for line in lines if line.startswith("sample ")]
+    assert len(means) == 2
+    assert all(0 < mean < 1 for mean in means)
+    assert lines[-1] == f"written: {page}"
+    assert "<svg" in page.read_text(encoding="utf-8")

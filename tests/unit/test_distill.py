@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import fields
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -379,3 +380,12 @@ def test_a_report_of_nothing(tmp_path: Path) -> None:
     with Journal(tmp_path, RECIPE, PROBLEMS) as journal:
         write_report(tmp_path / "report.html", journal, RECIPE, lambda _: "", 4)
     read((tmp_path / "report.html").read_text())
+
+
+def test_the_page_names_every_setting() -> None:
+    page = (ROOT / "docs" / "distill.md").read_text(encoding="utf-8")
+    for item in fields(Recipe):
+        assert f"`{item.name}`" in page, item.name
+    for sample in samples_of(PROBLEMS[0]):
+        for name in sample:
+            assert f"`{name}`" in page, name
