@@ -206,10 +206,6 @@ class OptimalSampling:
             for request_id in running:
                 self.core.abort(request_id)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of whole lists of ids, special tokens written out."""
-        return self._codec.decode(token_ids)
-
     def render(
         self, prompts: Prompt | Sequence[Prompt], theta_prompts: Prompt | Sequence[Prompt] | None = None
     ) -> list[tuple[Rendered, Rendered]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from ramify.alpha_view import STYLE, color, token_texts
+from ramify.alpha_view import STYLE, color
 from ramify.distill.journal import Journal, write_whole
 from ramify.distill.recipe import Recipe
 
@@ -60,16 +60,14 @@ class Tally:
         del chosen[EXAMPLES:]
 
 
-def write_report(
-    path: Path, journal: Journal, recipe: Recipe, decode: Callable[[Sequence[int]], str], num_problems: int
-) -> None:
+def write_report(path: Path, journal: Journal, recipe: Recipe, num_problems: int) -> None:
     tally = Tally()
     for sample in journal.samples():
         tally.add(sample)
-    write_whole(path, _page(tally, recipe, decode, num_problems))
+    write_whole(path, _page(tally, recipe, num_problems))
 
 
-def _page(tally: Tally, recipe: Recipe, decode: Callable[[Sequence[int]], str], num_problems: int) -> str:
+def _page(tally: Tally, recipe: Recipe, num_problems: int) -> str:
     samples = sum(tally.reasons.values())
     accepted = tally.reasons["accepted"]
     solved = sum(1 for count in tally.accepted_by_problem.values() if count)
@@ -115,7 +113,7 @@ def _page(tally: Tally, recipe: Recipe, decode: Callable[[Sequence[int]], str], 
 {bars(by_alpha, ["0", "1"])}
 <h2>examples</h2>
 <p class="legend">student <span class="scale" style="background:linear-gradient(90deg, {ends})"></span> teacher</p>
-{"".join(_example(item, decode) for item in _chosen(tally))}
+{"".join(_example(item) for item in _chosen(tally))}
 <h2>settings that are not the defaults</h2>
 {_table(settings) if settings else "<p>none</p>"}
 </body></html>
@@ -130,13 +128,12 @@ def _chosen(tally: Tally) -> list[dict[str, Any]]:
     return accepted[:num_accepted] + rejected[: EXAMPLES - num_accepted]
 
 
-def _example(sample: dict[str, Any], decode: Callable[[Sequence[int]], str]) -> str:
+def _example(sample: dict[str, Any]) -> str:
     verdict = "accepted" if sample["accepted"] else f"rejected: {sample['rejected_because']}"
     answers = f"answer {sample['sample_answer']!r}, reference {sample['answer']!r}"
-    pieces = token_texts(sample["token_ids"], decode)
     spans = "".join(
         f'<span style="background:{color(alpha)}" title="α {alpha:.3f}">{escape(piece)}</span>'
-        for piece, alpha in zip(pieces, sample["alpha"], strict=True)
+        for piece, alpha in zip(sample["tokens"], sample["alpha"], strict=True)
     )
     return (
         f'<div class="example"><p class="question">{escape(sample["question"])}</p><div class="text">{spans}</div>'

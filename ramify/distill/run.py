@@ -61,11 +61,10 @@ class Run:
         with Journal(self.folder, self.recipe, self.problems) as journal:
             before = len(journal.done)
             left = [problem for problem in self.problems if problem.line not in journal.done]
-            sampler = self._load()
             if left:
-                self._sample(sampler, journal, left)
+                self._sample(self._load(), journal, left)
             counts = self._write_data(journal)
-            write_report(self.folder / REPORT, journal, self.recipe, sampler.decode, len(self.problems))
+            write_report(self.folder / REPORT, journal, self.recipe, len(self.problems))
             return Summary(
                 len(journal.done), len(journal.done) - before, counts["all"], counts["accepted"], tuple(self._refused)
             )

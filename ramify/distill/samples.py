@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ramify.distill.answers import is_match, reference_answer, sample_answer
@@ -10,6 +11,8 @@ from ramify.distill.problems import Problem
 from ramify.distill.recipe import Recipe
 from ramify.distill.template import Template
 from ramify.outputs import CompletionOutput, FinishReason, MixtureReport, RequestOutput
+from ramify.text.detokenizer import IncrementalDetokenizer
+from ramify.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from ramify.optimal import OptimalSampling
@@ -52,6 +55,7 @@ def as_samples(
                 "error": output.error,
                 "prompt_token_ids": theta.token_ids,
                 "token_ids": list(item.token_ids),
+                "tokens": token_texts(item.token_ids, sampler.tokenizer),
                 "logprobs_teacher": [_number(entry.logprob_teacher) for entry in mixture],
                 "logprobs_theta": [_number(entry.logprob_theta) for entry in mixture],
                 "logprobs_mixture": [_number(mixture_logprob(entry)) for entry in mixture],
@@ -59,6 +63,17 @@ def as_samples(
             }
         )
     return made
+
+
+def token_texts(token_ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
+    """What each token adds to the text, special tokens written out; joined they are the whole."""
+    if tokenizer is None:
+        return [""] * len(token_ids)
+    detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
+    pieces = [detokenizer.push(token_id) for token_id in token_ids]
+    if pieces:
+        pieces[-1] += detokenizer.flush()
+    return pieces
 
 
 def rejection(item: CompletionOutput, found: str | None, wanted: str, recipe: Recipe) -> str | None:

@@ -102,7 +102,8 @@ def test_samples_can_be_trained_on(tmp_path: Path) -> None:
     }
     for item in made:
         assert len(item["token_ids"]) >= 4
-        for name in ("logprobs_teacher", "logprobs_theta", "logprobs_mixture", "alpha"):
+        assert "".join(item["tokens"]).removesuffix("<|im_end|>") == item["text"]
+        for name in ("tokens", "logprobs_teacher", "logprobs_theta", "logprobs_mixture", "alpha"):
             assert len(item[name]) == len(item["token_ids"])
         assert item["prompt"].endswith("<|im_start|>assistant\n")
         assert "####" not in item["prompt"].replace('"#### "', ""), "the student saw the solution"

@@ -216,6 +216,7 @@ def samples_of(problem: Problem, n: int = 3) -> list[dict[str, Any]]:
             "sample_answer": "<1>",
             "text": "a<b>&",
             "token_ids": [1, 2, 3],
+            "tokens": ["a", "<b>", "&"],
             "logprobs_teacher": [-1.0, None, -0.5],
             "logprobs_theta": [-2.0, -1.0, -0.5],
             "logprobs_mixture": [-1.5, -1.0, -0.5],
@@ -365,7 +366,7 @@ def test_the_report_is_well_formed_and_says_what_happened(tmp_path: Path) -> Non
     with Journal(tmp_path, RECIPE, many) as journal:
         for problem in reversed(many):
             journal.append(samples_of(problem))
-        write_report(tmp_path / "report.html", journal, RECIPE, lambda ids: "<&>" * len(ids), 25)
+        write_report(tmp_path / "report.html", journal, RECIPE, 25)
     page = (tmp_path / "report.html").read_text()
     reader = read(page)
     assert "40 of 60 samples accepted" in page
@@ -378,7 +379,7 @@ def test_the_report_is_well_formed_and_says_what_happened(tmp_path: Path) -> Non
 
 def test_a_report_of_nothing(tmp_path: Path) -> None:
     with Journal(tmp_path, RECIPE, PROBLEMS) as journal:
-        write_report(tmp_path / "report.html", journal, RECIPE, lambda _: "", 4)
+        write_report(tmp_path / "report.html", journal, RECIPE, 4)
     read((tmp_path / "report.html").read_text())
 
 
