@@ -362,7 +362,7 @@ def _advance(  # type: ignore[no-untyped-def]
             inside = (step >= low) & (step <= high)
             crossing = _crossing(low, low_value, low_slope, high, high_value, high_slope)
             following = tl.where(inside, step, crossing).to(tl.float32).to(tl.float64)
-            is_root = tl.abs(mean) <= 1e-6 * tl.maximum(span, 1.0)
+            is_root = tl.abs(mean) <= 1e-7 * span * tl.minimum(1.0 + span / 16, 10.0)
             is_near = inside & (mean * mean <= 1e-7 * tl.maximum(square - mean * mean, 0.0))
             alpha = tl.where(is_root & (is_near == 0), alpha, following)
             arrived = (is_root | is_near).to(tl.float64)

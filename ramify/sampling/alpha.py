@@ -46,6 +46,8 @@ def kl_symmetry(pair: Pair) -> tuple[Tensor, Tensor]:
     alpha = torch.where(is_half, 0.5, _crossing(low, high))
     alpha = torch.where(stays_low, EDGE, torch.where(stays_high, 1 - EDGE, alpha)).float().double()
     sought = ~(is_half | stays_low | stays_high)
+    # What float32 makes of the mean: d has its own rounding, exponents of the size of d have more.
+    noise = 1e-7 * pair.span * (1 + pair.span / 16).clamp_max(10)
     arrived = ~sought
     for _ in range(STEPS):
         if alpha.device.type == "cpu" and bool(arrived.all()):
@@ -58,7 +60,7 @@ def kl_symmetry(pair: Pair) -> tuple[Tensor, Tensor]:
         is_inside = (step >= low.place) & (step <= high.place)
         following = torch.where(is_inside, step, _crossing(low, high))
         # Where E[d] is as good as 0, its sign and all that follows from it may be noise.
-        is_root = here.mean.abs() <= 1e-6 * pair.span.clamp_min(1)
+        is_root = here.mean.abs() <= noise
         # A step so small is the last one needed: what Newton leaves is its square.
         is_near = is_inside & (here.mean.square() <= 1e-7 * here.variance)
         alpha = torch.where(arrived | (is_root & ~is_near), alpha, following).float().double()
