@@ -35,7 +35,7 @@ test-gpu:
 # On a machine with a GPU and CUDA's compute-sanitizer: every access of the kernels' tests, each allocation by itself.
 sanitize:
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 \
-		$(PYTHON) -m pytest -q -x -p no:cacheprovider tests/kernels -k "not cuda_step and not compile"
+		$(PYTHON) -m pytest -q -x -p no:cacheprovider tests/kernels -k "not cuda and not compile"
 
 serve: .venv/.installed-server
 	$(BIN)/ramify serve $(SERVE)

@@ -164,7 +164,7 @@ class EngineCore:
             if group.metrics.first_scheduled_time is None:
                 group.metrics = replace(group.metrics, first_scheduled_time=now)
                 self.last_step.record_queue_time(now - group.metrics.arrival_time)
-            if group.params.prompt_logprobs is not None:
+            if group.asks_about_prompt:
                 reports += _prompt_report(group, schedule, item)
             if not item.caught_up:
                 continue
@@ -174,9 +174,9 @@ class EngineCore:
             output, first = sequence.data.output_token_ids, item.first_chunk
             position = len(output) + sequence.num_pending
             chunks = (first,) if len(sequence.tracks) == 1 else tuple(range(first, first + len(sequence.tracks)))
-            request_id, seed, rules = group.request.request_id, group.seed, group.rules
-            for child in (sequence.child,) if position else group.children_of(sequence):
-                fields = (request_id, sequence.child, child, position, seed, chunks, rules, output)
+            parent = sequence.child
+            for child in (parent,) if position else group.children_of(sequence):
+                fields = (sequence.request_id, parent, child, position, group.seed, chunks, group.rules, output)
                 draws.append(quickly(Draw, fields))
                 drawn_from.append(sequence)
         plan = Plan(
@@ -201,12 +201,12 @@ class EngineCore:
         drawn: dict[str, list[Candidate]] = {}
         faults: dict[str, str] = {}
         for index, draw in enumerate(plan.draws):
-            if launched.drawn_from[index].is_finished():
+            sequence = launched.drawn_from[index]
+            if sequence.is_finished():
                 continue  # it ended while this step was under way
             group = self._groups[draw.request_id]
-            started = group.metrics.first_token_time is not None
-            if started and group.is_alone and not result.faults:
-                outputs += self._go_on(group, _candidate(draw, index, result), now)
+            if group.children_go_alone and draw.position and not result.faults:
+                outputs += self._go_on(group, sequence, _candidate(draw, index, result), now)
                 continue
             candidates = drawn.setdefault(draw.request_id, [])
             if index in result.faults:
@@ -247,14 +247,14 @@ class EngineCore:
                 outputs += self._due(group)
         return outputs
 
-    def _go_on(self, group: Group, token: Candidate, now: float) -> list[RequestOutput]:
-        """What `_advance` comes to for a group of one: most of them, in most steps."""
+    def _go_on(self, group: Group, sequence: Sequence, token: Candidate, now: float) -> list[RequestOutput]:
+        """What `_advance` comes to where children do not look at each other: most of them, in most steps."""
         latency, ended = group.go_on(token, now)
         self.last_step.num_generation_tokens += 1
         if latency is not None:
             self.last_step.inter_token_latencies.append(latency)
         if ended:
-            self.scheduler.remove(group.request.root)
+            self.scheduler.remove(sequence)
         return self._due(group) if ended or group.is_streamed else []
 
     def _advance(self, group: Group, candidates: list[Candidate], now: float) -> None:

@@ -77,11 +77,13 @@ class Group:
         )
         self.strategy: Strategy = self._make_strategy()
         self.is_independent = isinstance(self.strategy, Independent)
-        self.is_alone = self.is_independent and params.num_samples == 1  # one child, which only ever goes on
         # Whether the step after a draw can be launched before the host knows the token.
         self.may_run_ahead = params.num_together is None and not params.looks_back
         self.is_streamed = params.output_kind is not OutputKind.FINAL_ONLY
         self.is_watched = params.output_kind is OutputKind.GROWTH
+        # Whether children, once they are there, can be recorded one by one: nothing is due for all of a step together.
+        self.children_go_alone = self.is_independent and (params.num_samples == 1 or not self.is_streamed)
+        self.asks_about_prompt = params.prompt_logprobs is not None
         self.error: str | None = None
         self.metrics = RequestMetrics(request.arrival_time)
         self.num_cached_tokens = 0
