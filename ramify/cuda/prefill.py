@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.attention.slots import slots_of
+from ramify.cuda.upload import upload
 from ramify.kv.pool import KVPool
 from ramify.plan import Chunk
 
@@ -21,7 +22,7 @@ class ChunkAttention:
         self._pool = pool
         self._chunks = chunks
         slots = [slots_of(chunk, pool.block_size, 0) for chunk in chunks]
-        self._slots = torch.from_numpy(np.concatenate(slots)).to(device)
+        self._slots = upload(np.concatenate(slots), device)
         queries = [len(chunk.token_ids) for chunk in chunks]
         keys = [chunk.end for chunk in chunks]
         self._query_ends = _ends(queries, device)
@@ -63,4 +64,4 @@ class ChunkAttention:
 
 
 def _ends(counts: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor([0, *np.cumsum(counts).tolist()], dtype=torch.int32, device=device)
+    return upload(np.cumsum([0, *counts], dtype=np.int32), device)

@@ -15,6 +15,7 @@ from ramify.cuda import rows as column
 from ramify.cuda.mixture import KernelMixer
 from ramify.cuda.results import NOTHING_IN_COMMON_CODE, Drawn, Results
 from ramify.cuda.rows import DeviceRows
+from ramify.cuda.upload import upload
 from ramify.kernels.draw import NOT_FINITE, BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
 from ramify.kernels.floors import FloorScratch, find_floors
 from ramify.kernels.reports import Processing, report
@@ -52,6 +53,7 @@ class GraphSampler:
         mixer: Mixer | None = None,
     ) -> None:
         self.device = device
+        self.max_rows = max_rows
         self._vocab_size = vocab_size
         self._logprobs_mode = logprobs_mode
         self._mixer = None if mixer is None else KernelMixer.of(mixer)
@@ -139,31 +141,33 @@ class GraphSampler:
         result.fetch(self.drawn, with_reports=choice.reports, with_mixture=self._mixer is not None)
         return result
 
+    def draw_some(self, out: Tensor, rows: Sequence[int], draws: Sequence[Draw], choice: SamplerChoice) -> Results:
+        """Draws from these rows of the logits, into the first rows of `drawn`; does not wait for them."""
+        self._draw_from(out, rows, draws, choice)
+        return self.fetch(choice)
+
     def draw_now(self, out: Tensor, rows: Sequence[int], draws: Sequence[Draw], choice: SamplerChoice) -> StepResult:
-        """Draws from these rows of the logits with the graphs' kernels, as many at a time as the buffers take."""
+        """Any number of draws, as many at a time as the buffers take; waits for them."""
         whole = StepResult([], [])
-        most = self._floors.shape[0]
-        for start in range(0, len(draws), most):
-            some = draws[start : start + most]
-            numbers = np.zeros((column.NUM_INTEGERS, len(some)), np.int64)
-            floats = np.zeros((column.NUM_FLOATS, len(some)), np.float32)
-            for place, item in enumerate(some):
-                write_draw(item, numbers[:, place], floats[:, place])
-            drawn = Drawn.empty(len(some), self._num_reported, self.device)
-            self.draw(
-                out[torch.tensor(rows[start : start + most], dtype=torch.int64, device=self.device)],
-                torch.from_numpy(numbers).to(self.device),
-                torch.from_numpy(floats).to(self.device),
-                choice,
-                drawn,
-            )
-            self._results[0].fetch(drawn, with_reports=choice.reports)
-            part = self._results[0].read(range(len(some)), some)
+        for start in range(0, len(draws), self.max_rows):
+            some = draws[start : start + self.max_rows]
+            self._draw_from(out, rows[start : start + self.max_rows], some, choice)
+            free = self._results[0]  # not the other: the step before may not have been read yet
+            free.fetch(self.drawn.of(len(some)), with_reports=choice.reports)
+            part = free.read(range(len(some)), some)
             whole.token_ids.extend(part.token_ids)
             whole.logprobs.extend(part.logprobs)
             whole.faults.update({start + place: fault for place, fault in part.faults.items()})
             whole.reports.update({start + place: told for place, told in part.reports.items()})
         return whole
+
+    def _draw_from(self, out: Tensor, rows: Sequence[int], draws: Sequence[Draw], choice: SamplerChoice) -> None:
+        numbers = np.zeros((column.NUM_INTEGERS, len(draws)), np.int64)
+        floats = np.zeros((column.NUM_FLOATS, len(draws)), np.float32)
+        for place, item in enumerate(draws):
+            write_draw(item, numbers[:, place], floats[:, place])
+        chosen = out[upload(rows, self.device)]
+        self.draw(chosen, upload(numbers, self.device), upload(floats, self.device), choice, self.drawn.of(len(draws)))
 
 
 def write_draw(item: Draw, numbers: NDArray[np.int64], floats: NDArray[np.float32]) -> None:

@@ -27,6 +27,7 @@ from ramify.cuda.forward import forward, logits
 from ramify.cuda.lane import Lane
 from ramify.cuda.prefill import ChunkAttention
 from ramify.cuda.sampler import GraphSampler, SamplerChoice
+from ramify.cuda.upload import upload
 from ramify.kv.pool import KVPool
 from ramify.models.decoder import Decoder
 from ramify.plan import Plan, SharedPrefix, StepResult, Ticket
@@ -196,7 +197,7 @@ class CudaStep:
     # -- steps with prompts ----------------------------------------------------------------------------------
 
     def _mixed(self, plan: Plan) -> Ticket:
-        """Without a graph, and the host waits for its tokens."""
+        """Without a graph; the host goes on without its tokens where it can."""
         self._steady = None
         computed = [self._compute(plan, model) for model in range(len(self.models))]
         first_rows = {place: row for item in computed for place, row in item.first_rows.items()}
@@ -215,8 +216,11 @@ class CudaStep:
             row_of = {place: row for row, place in enumerate(drawn)}
             sources.append(Source(logits_after(lane.model, last), [row_of[place] for place in places]))
         ticket = self._sample(plan, sources)
-        ticket().prompts.extend(told)
-        return ticket
+        if not told:
+            return ticket
+        result = ticket()
+        result.prompts.extend(told)
+        return lambda: result
 
     def _compute(self, plan: Plan, model: int) -> _Computed:
         """One model's chunks: decodes first, lane by lane and row by row, then the chunks of prompts."""
@@ -256,7 +260,7 @@ class CudaStep:
             token_ids.append(self._numbers([token for chunk in prompts for token in chunk.token_ids]))
             positions.append(self._numbers([place for chunk in prompts for place in range(chunk.start, chunk.end)]))
             written = np.concatenate([slots_of(chunk, pool.block_size, chunk.start) for chunk in prompts])
-            slots.append(torch.from_numpy(written).to(self.device))
+            slots.append(upload(written, self.device))
         if not total:  # another model's step
             return _Computed(torch.empty(0, decoder.arch.hidden_size, device=self.device), first_rows)
         chunks = ChunkAttention(prompts, pool, self.device) if prompts else None
@@ -281,10 +285,16 @@ class CudaStep:
         return _Computed(hidden, first_rows)
 
     def _sample(self, plan: Plan, sources: Sequence[Source]) -> Ticket:
-        """Without a graph; the host knows the tokens at once."""
+        """Without a graph. Where the graphs' kernels serve all, tokens stay on the device; else the host waits."""
         self._steady = None
         choice = SamplerChoice.for_draws(plan.draws)
-        if choice.kind == "full" or len(sources) > 1:
+        is_full = choice.kind == "full" or len(sources) > 1
+        if not is_full and len(plan.draws) <= self._graph_sampler.max_rows:
+            self._last_rows = {plan.chunks[item.chunks[0]].key: row for row, item in enumerate(plan.draws)}
+            self._last_known = {}
+            results = self._graph_sampler.draw_some(*sources[0], plan.draws, choice)
+            return partial(results.read, range(len(plan.draws)), plan.draws)
+        if is_full:
             result = self.sampler.sample(sources, plan.draws)
         else:
             result = self._graph_sampler.draw_now(*sources[0], plan.draws, choice)
@@ -297,7 +307,7 @@ class CudaStep:
         return lambda: result
 
     def _numbers(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+        return upload(values, self.device)
 
 
 class _Computed(NamedTuple):
