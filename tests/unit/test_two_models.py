@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from ramify import InvalidInputError, Request, SamplingParams
 from ramify.config import MixtureConfig
@@ -15,7 +17,7 @@ from ramify.core import EngineCore
 from ramify.outputs import FinishReason, MixtureReport, RequestOutput
 from ramify.plan import NOT_FINITE, Draw, Rules
 from ramify.sampling.mixing import Mixer
-from ramify.sampling.pipeline import Sampler, Source
+from ramify.sampling.pipeline import NOTHING_IN_COMMON, Sampler, Source
 from tests.fake import FakeDevice, fake_engine, logits_after
 from tests.unit.test_engine import check, run_all
 
@@ -270,3 +272,23 @@ def test_one_model_has_no_mixture_to_tell_of() -> None:
     engine.add_request(Request("a", None, [1, 2], SamplingParams(max_tokens=2)))
     assert run_all(engine)["a"].outputs[0].mixture is None
     check(engine)
+
+
+def test_models_with_nothing_in_common_end_that_request_alone() -> None:
+    """A processor sees each side's own prompt: here it leaves each model another half of the vocabulary."""
+
+    def split(token_ids: list[int], logits: Tensor) -> Tensor:
+        half = logits.shape[0] // 2
+        logits[: half if token_ids[0] == 1 else None] = -torch.inf
+        if token_ids[0] != 1:
+            logits[:half] = 0.0
+        return logits
+
+    engine = small()
+    params = SamplingParams(max_tokens=3, seed=0)
+    engine.add_request(Asked([1, 2], [7, 8], SamplingParams(max_tokens=3, logits_processors=[split])).request("bad"))
+    engine.add_request(Asked([1, 2], [7, 8], params).request("good"))
+    outputs = run_both(engine)
+    assert outputs["bad"].error == NOTHING_IN_COMMON
+    assert outputs["bad"].outputs[0].finish_reason is FinishReason.ERROR
+    assert told_by(outputs["good"]) == by_hand(Asked([1, 2], [7, 8], params))
