@@ -6,7 +6,7 @@ it adds is the search for alpha over the whole vocabulary, once per token.
 
     python bench/optimal.py PROBLEMS.jsonl [--repeats 2] [--save FILE]
 
-PROBLEMS has a question and an answer a line (examples/gsm8k_50.jsonl is one). The last line is JSON.
+PROBLEMS has a question and an answer a line (examples/problems/gsm8k_50.jsonl is one). The last line is JSON.
 """
 
 from __future__ import annotations
