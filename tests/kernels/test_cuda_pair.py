@@ -59,7 +59,15 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "one"), [*((kind, False) for kind in KINDS), ("sampled", True)])
+# In the interpreter each takes half a minute: two of them every time, the others with the long proofs.
+CASES = [
+    ("filtered", False),
+    ("sampled", True),
+    *(pytest.param(kind, False, marks=pytest.mark.long) for kind in ("greedy", "sampled", "controlled")),
+]
+
+
+@pytest.mark.parametrize(("kind", "one"), CASES)
 def test_tokens_and_numbers_equal_the_cpu_path(
     folders: tuple[Path, Path], device: torch.device, kind: str, one: bool
 ) -> None:
