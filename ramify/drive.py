@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 from tqdm import tqdm
 
@@ -41,6 +42,26 @@ def steps(core: EngineCore, requests: list[Request]) -> Generator[RequestOutput]
     finally:
         for request in requests:
             core.abort(request.request_id)
+
+
+def finish(core: EngineCore, requests: Iterable[Request], *, most_at_once: int) -> Iterator[RequestOutput]:
+    """Outputs as they end; requests are taken as others end, so they may be any number. What stops it aborts them."""
+    waiting = iter(requests)
+    running: set[str] = set()
+    try:
+        while True:
+            for request in islice(waiting, most_at_once - len(running)):
+                core.add_request(request)
+                running.add(request.request_id)
+            if not running:
+                return
+            for output in core.step():
+                if output.finished:
+                    running.discard(output.request_id)
+                    yield output
+    finally:
+        for request_id in running:
+            core.abort(request_id)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Unpack
@@ -14,7 +13,7 @@ from ramify import alpha_view
 from ramify import validation as check
 from ramify.build import build_pair
 from ramify.config import AlphaMethod, EngineConfig, EngineOptions, MixtureConfig
-from ramify.drive import run
+from ramify.drive import finish, run
 from ramify.errors import InvalidInputError
 from ramify.intake import Prompt, as_prompts
 from ramify.outputs import CompletionOutput, MixtureReport, RequestOutput
@@ -189,22 +188,7 @@ class OptimalSampling:
 
     def finish(self, requests: Iterable[Request], *, most_at_once: int) -> Iterator[RequestOutput]:
         """Outputs as they end, in whatever order; requests are taken as others end, so they may be any number."""
-        waiting = iter(requests)
-        running: set[str] = set()
-        try:
-            while True:
-                for request in islice(waiting, most_at_once - len(running)):
-                    self.core.add_request(request)
-                    running.add(request.request_id)
-                if not running:
-                    return
-                for output in self.core.step():
-                    if output.finished:
-                        running.discard(output.request_id)
-                        yield output
-        finally:
-            for request_id in running:
-                self.core.abort(request_id)
+        return finish(self.core, requests, most_at_once=most_at_once)
 
     def render(
         self, prompts: Prompt | Sequence[Prompt], theta_prompts: Prompt | Sequence[Prompt] | None = None

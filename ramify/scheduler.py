@@ -19,10 +19,10 @@ from ramify.errors import InvalidInputError
 from ramify.gang import Gang
 from ramify.kv.blocks import BlockManager
 from ramify.kv.prefix import Entry
-from ramify.kv.sharing import best_sharing
 from ramify.plan import BlockCopy, Chunk, SharedPrefix, quickly
 from ramify.request import Request
 from ramify.sequence import PENDING, Order, Sequence, SequenceStatus, Track
+from ramify.shared_reads import SharedReads
 
 _DECODE = [1]  # the share of a sequence that lacks one position; most of them, so it is one object
 
@@ -75,7 +75,7 @@ class Scheduler:
         self.waiting: list[Gang] = []
         self._gang_of: dict[str, Gang] = {}
         self._num_arrived = 0
-        self._sharing: list[tuple[int, list[Track]]] | None = None  # None: rows changed, find out again
+        self._shared_reads = SharedReads([manager.block_size for manager in managers])
 
     @property
     def num_running(self) -> int:
@@ -155,7 +155,7 @@ class Scheduler:
             for source, target in zip(parent.tracks, child.tracks, strict=True):
                 self.managers[source.model].fork(source.key, target.key)
             gang = self._gang_of[parent.seq_id]
-            self._sharing = None
+            self._shared_reads.forget()
             if gang.num_together is not None:
                 gang.join(child)
             else:
@@ -180,7 +180,7 @@ class Scheduler:
         if len(gang.sequences) == 1 and not _take_out(self.running, gang):
             _take_out(self.waiting, gang)
         gang.sequences.remove(sequence)
-        self._sharing = None
+        self._shared_reads.forget()
 
     # -- one step --------------------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class Scheduler:
             self._admit(step)
         # Who went to host memory in this step may have been made to forget that too, and its place given to another.
         step.swaps_out = list({(copy.model, copy.target): copy for copy in step.swaps_out}.values())
-        step.shared = self._find_sharing(step)
+        step.shared = self._shared_reads.find(step.chunks, step.tracks)
         return step
 
     def _share_budget(self, step: Schedule) -> dict[Gang, list[int]]:
@@ -339,7 +339,7 @@ class Scheduler:
             self._place(gang, share, step)
             gang.move(SequenceStatus.RUNNING)
             insort(self.running, gang, key=_order)
-            self._sharing = None
+            self._shared_reads.forget()
 
     def _plan_restart(self, gang: Gang) -> None:
         """Several that lost all they had: what they have in common is computed once, as it was at first."""
@@ -360,7 +360,7 @@ class Scheduler:
                 manager.fork(source.key, target.key, end // manager.block_size)
                 target.num_computed = end
         gang.restart = []
-        self._sharing = None
+        self._shared_reads.forget()
 
     def _find_prefixes(self, gang: Gang) -> list[list[Entry]]:
         """For each track of the first that must start from nothing: blocks whose content it can take over."""
@@ -441,7 +441,7 @@ class Scheduler:
             self._forget_computed(gang)
             return
         _take_out(self.running, gang)
-        self._sharing = None
+        self._shared_reads.forget()
         keys: dict[int, list[str]] = {}
         for _, track in gang.tracks():
             keys.setdefault(track.model, []).append(track.key)
@@ -467,32 +467,6 @@ class Scheduler:
     def _wait(self, gang: Gang) -> None:
         gang.move(SequenceStatus.WAITING)
         insort(self.waiting, gang, key=_order)
-
-    # -- sharing ---------------------------------------------------------------------------------------------
-
-    def _find_sharing(self, step: Schedule) -> list[SharedPrefix]:
-        """Which chunks of this step may read the same leading blocks together."""
-        if self._sharing is None:
-            self._sharing = self._share_reads(step)
-        shared = []
-        chunk_of = {track: index for index, track in enumerate(step.tracks)} if self._sharing else {}
-        for num_blocks, members in self._sharing:
-            chunks = tuple(chunk_of[member] for member in members if member in chunk_of)
-            if len(chunks) > 1:
-                shared.append(SharedPrefix(num_blocks, chunks))
-        if any(len(chunk.token_ids) > 1 for chunk in step.chunks):
-            self._sharing = None  # prompts on their way will share more in the next step
-        return shared
-
-    def _share_reads(self, step: Schedule) -> list[tuple[int, list[Track]]]:
-        """Only blocks that were full before this step count: a chunk's own positions are not its past."""
-        sharing = []
-        for model, manager in enumerate(self.managers):
-            rows = [index for index, chunk in enumerate(step.chunks) if chunk.model == model]
-            tables = [step.chunks[row].block_table[: step.chunks[row].start // manager.block_size] for row in rows]
-            for item in best_sharing(tables):
-                sharing.append((item.num_blocks, [step.tracks[rows[row]] for row in item.rows]))
-        return sharing
 
 
 def _order(gang: Gang) -> Order:

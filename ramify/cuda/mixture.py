@@ -25,7 +25,7 @@ from ramify.kernels import mixture as kernels
 from ramify.kernels.mixture import NUM_FACTS, NUM_NUMBERS, NUM_STATES, NUM_SUMS
 from ramify.sampling import alpha as methods
 from ramify.sampling.mixing import Mixer
-from ramify.sampling.mixture import Mixed, support_floor
+from ramify.sampling.mixture import Mixed, forced_rows, on_support
 
 BLOCK = 1024
 SPLIT = 8192  # ids a program reads: 19 programs for a row of 151,936
@@ -33,15 +33,8 @@ SPLIT = 8192  # ids a program reads: 19 programs for a row of 151,936
 
 def mix(teacher: Tensor, theta: Tensor, config: MixtureConfig, *, first: Tensor, special_token_ids: Tensor) -> Mixed:
     """As `sampling.mixture.mix` of logits teacher, theta (R, V) float32 that have their temperature already."""
-    forced = torch.zeros_like(first)
-    if config.force_teacher_first_token:
-        forced = forced | first
-    if config.force_teacher_special_tokens:
-        forced = forced | (teacher.argmax(-1)[:, None] == special_token_ids).any(-1)
-    floor = support_floor(teacher, config)
-    if floor is not None:
-        outside = teacher < floor
-        teacher, theta = teacher.masked_fill(outside, -torch.inf), theta.masked_fill(outside, -torch.inf)
+    forced = forced_rows(teacher, config, first, special_token_ids)
+    teacher, theta = on_support(teacher, theta, config)
     given = None
     if config.alpha_method == "fixed":
         assert config.alpha is not None, "checked by the configuration"

@@ -92,16 +92,9 @@ def _mix(
     first: Tensor,
     special_token_ids: Tensor,
 ) -> Mixed:
-    forced = torch.zeros_like(first)
-    if config.force_teacher_first_token:
-        forced = forced | first
-    if config.force_teacher_special_tokens:
-        forced = forced | (teacher.argmax(-1)[:, None] == special_token_ids).any(-1)
+    forced = forced_rows(teacher, config, first, special_token_ids)
     teacher, theta = scale(teacher, temperature), scale(theta, temperature)
-    floor = support_floor(teacher, config)
-    if floor is not None:
-        outside = teacher < floor
-        teacher, theta = teacher.masked_fill(outside, -torch.inf), theta.masked_fill(outside, -torch.inf)
+    teacher, theta = on_support(teacher, theta, config)
     pair = Pair.of(theta, teacher)
     alpha, clamped, may_move = _choose(pair, config, forced)
     exponents, lacking = pair.exponents(alpha)
@@ -128,6 +121,25 @@ def scale(logits: Tensor, temperature: Tensor | float) -> Tensor:
         return processors.temperature(logits, logits.new_full((logits.shape[0],), temperature))
     unscaled = (temperature == 0) | (temperature == 1)
     return torch.where(unscaled[:, None], logits, processors.temperature(logits, temperature))
+
+
+def forced_rows(teacher: Tensor, config: MixtureConfig, first: Tensor, special_token_ids: Tensor) -> Tensor:
+    """(R,) bool: rows where the teacher decides alone."""
+    forced = torch.zeros_like(first)
+    if config.force_teacher_first_token:
+        forced = forced | first
+    if config.force_teacher_special_tokens:
+        forced = forced | (teacher.argmax(-1)[:, None] == special_token_ids).any(-1)
+    return forced
+
+
+def on_support(teacher: Tensor, theta: Tensor, config: MixtureConfig) -> tuple[Tensor, Tensor]:
+    """Both (R, V), minus infinity where the teacher's top-k and top-p leave nothing."""
+    floor = support_floor(teacher, config)
+    if floor is None:
+        return teacher, theta
+    outside = teacher < floor
+    return teacher.masked_fill(outside, -torch.inf), theta.masked_fill(outside, -torch.inf)
 
 
 def support_floor(teacher: Tensor, config: MixtureConfig) -> Tensor | None:

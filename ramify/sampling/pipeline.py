@@ -249,7 +249,7 @@ class Sampler:
     def _process(self, logits: Sequence[Tensor], rows: Rows, noise: Tensor | None) -> _Piece:
         """A few rows of each source to the winners of the race's first level."""
         settings = rows.settings
-        controlled = [_control(item, replace(rows, role=role)) for role, item in enumerate(logits)]
+        controlled = [_control(item, replace(rows, role=role) if role else rows) for role, item in enumerate(logits)]
         changed = [after for before, after in zip(logits, controlled, strict=True) if after is not before]
         alive = [item.amax(-1) > -torch.inf for item in changed]
         mixed = None
