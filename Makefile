@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SERVE ?= # further flags: make serve SERVE="--port 9000"
+NATIVE := $(wildcard ramify/native/*.cpp ramify/native/*.h)
 PROMPT ?= Once upon a time, in a small village by the sea,
 
 .PHONY: demo test test-long test-gpu check format bench sanitize serve clean
@@ -18,11 +19,13 @@ test-long: .venv/.installed-dev
 check: .venv/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
 	$(BIN)/mypy
 
 format: .venv/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(NATIVE)
 
 bench: .venv/.installed-dev
 	$(BIN)/python bench/startup.py

@@ -1,9 +1,10 @@
 """One adapter per engine: make it once, run a workload, return the tokens generated. Each runs in a process of its own.
 
-    python bench/engines.py ENGINE MODEL_FOLDER WORKLOAD...
+    python bench/engines.py ENGINE MODEL_FOLDER
 
-reads one line per run from standard input (a workload's name) and answers with one JSON line (tokens, seconds), so that
-a driver can take turns between engines: on a shared machine only what ran side by side can be compared.
+reads one line per run from standard input (a workload's name) and answers with one JSON line (tokens, seconds; or why
+it cannot), so that a driver can take turns between engines: on a shared machine only what ran side by side can be
+compared.
 """
 
 from __future__ import annotations
@@ -99,7 +100,29 @@ def vllm(folder: str) -> Run:
     return run
 
 
-ENGINES = {"ramify": ramify, "transformers": transformers, "vllm": vllm}
+def llama_cpp(file: str) -> Run:
+    """A GGUF file instead of a folder: the default model with weights of four bits, one sequence at a time."""
+    import llama_cpp  # type: ignore[import-not-found]
+
+    model = llama_cpp.Llama(file, n_ctx=MAX_MODEL_LEN, n_threads=os.cpu_count(), verbose=False)
+
+    def run(workload: Workload) -> int:
+        if workload.num_prompts * workload.n > 1:
+            raise NotImplementedError("its Python package samples one sequence at a time")
+        model.reset()
+        model._ctx.kv_cache_clear()  # else the prompt would be found computed
+        total = 0
+        controls = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
+        for _ in model.generate(workload.prompts()[0], temp=workload.temperature, **controls):
+            total += 1
+            if total == workload.output:
+                break
+        return total
+
+    return run
+
+
+ENGINES = {"ramify": ramify, "transformers": transformers, "vllm": vllm, "llama.cpp": llama_cpp}
 
 
 def main() -> None:
@@ -112,7 +135,11 @@ def main() -> None:
     for line in sys.stdin:
         workload = CPU_WORKLOADS[line.strip()]
         start = time.perf_counter()
-        tokens = run(workload)
+        try:
+            tokens = run(workload)
+        except NotImplementedError as error:
+            print(json.dumps({"cannot": str(error)}), file=answers, flush=True)
+            continue
         print(json.dumps({"tokens": tokens, "seconds": time.perf_counter() - start}), file=answers, flush=True)
 
 

@@ -4,9 +4,11 @@ Regimes: `one` is bound by reading the weights once per token; `fan8@64` reads t
 `mixed32` by arithmetic, and by how often a shared or a long prompt is read. The floor printed beside each result is
 what the matrix products alone would take, measured here and now with torch.
 
-    python bench/offline.py [--workloads one fan8@64 …] [--rivals transformers vllm] [--repeats 2]
+    python bench/offline.py [--workloads one fan8@64 …] [--rivals transformers vllm llama.cpp] [--repeats 2]
 
-A rival runs where its package is installed; --vllm-python names the interpreter of another environment that has it.
+A rival runs where its package is installed; --vllm-python and --llama-cpp-python name the interpreters of other
+environments that have them. llama.cpp (llama-cpp-python) runs `one` alone, on the default model with weights of four
+bits: what reading less would bring, not the same work.
 Engines take turns, run by run, and the best of each counts. The last line is JSON; --save appends results to a file.
 --quiet waits before each run until nobody else computes here, and repeats runs that others disturbed: one other busy
 process halves an engine's cores, and two threads that wait for each other then run many times slower.
@@ -31,12 +33,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from workloads import CPU_WORKLOADS, MODEL_SHAPE, Workload  # type: ignore[import-not-found]
 
+from ramify.models import embedded
+
 QUIET_SECONDS = 600  # how long to wait for a quiet machine
 DISTURBED = 0.05  # share of the machine's time that others may take during a run
 ATTEMPTS = 8  # at a run that others disturb
 
 GOALS = {"one": 1.4, "fan8@64": 1.4, "fan64@1k": 3.0, "mixed32": 1.2}  # times vLLM
 GOALS_TRANSFORMERS = {"one": 2.0, "fan8@64": 2.0}
+RIVALS = ("transformers", "vllm", "llama.cpp")
 
 
 class Engine:
@@ -75,7 +80,7 @@ class Engine:
             return None
         answer = self._answer()
         self._signal(signal.SIGSTOP)
-        return None if answer is None else answer["tokens"] / answer["seconds"]
+        return None if answer is None or "cannot" in answer else answer["tokens"] / answer["seconds"]
 
     def run_quietly(self, workload: str) -> float | None:
         """Like run, but begun on a quiet machine and repeated while others disturb it."""
@@ -136,6 +141,9 @@ def floor_tok_s(workload: Workload) -> float:
     import torch
 
     from ramify.models.linear import Linear, may_pack
+    from ramify.native.compiler import NoCompilerError
+    from ramify.native.library import load
+    from ramify.native.products import PackedLinear
 
     shapes = [(960, 576), (576, 576), (3072, 576), (576, 1536)] * 30
     layers = [Linear(torch.randn(*shape)) for shape in shapes]
@@ -143,14 +151,33 @@ def floor_tok_s(workload: Workload) -> float:
     for linear in (*layers, head):
         linear.may_pack = may_pack(linear.weight, 0)
 
+    forms = ["linear", "turned", "chosen"]
+    packed: dict[int, PackedLinear] = {}
+    with contextlib.suppress(NoCompilerError):
+        library = load(lambda _: None)
+        packed = {id(linear): PackedLinear(library, linear) for linear in (*layers, head)}
+        forms.append("native")
+
+    def multiply(form: str, linear: Linear, x: torch.Tensor, out: torch.Tensor) -> None:
+        match form:
+            case "linear":
+                torch.mm(x, linear.weight.t(), out=out)
+            case "turned":
+                _ = linear.weight @ x.t()
+            case "chosen":
+                linear.product(x)
+            case "native":
+                packed[id(linear)].multiply(x, out)
+
     def seconds(rows: int, linears: list[Linear]) -> float:
         inputs = {columns: torch.randn(rows, columns) for columns in (576, 1536)}
+        outputs = {len(linear.weight): torch.empty(rows, len(linear.weight)) for linear in linears}
         best = float("inf")
-        for form in ("linear", "turned", "chosen") * 2:
+        for form in forms * 2:
             start = time.perf_counter()
             for linear in linears:
-                x, weight = inputs[linear.weight.shape[1]], linear.weight
-                _ = x @ weight.t() if form == "linear" else weight @ x.t() if form == "turned" else linear.product(x)
+                outputs_of, columns = linear.weight.shape
+                multiply(form, linear, inputs[columns], outputs[outputs_of])
             best = min(best, time.perf_counter() - start)
         return best
 
@@ -164,9 +191,10 @@ def floor_tok_s(workload: Workload) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--workloads", nargs="+", choices=list(CPU_WORKLOADS), default=list(CPU_WORKLOADS))
-    parser.add_argument("--rivals", nargs="*", choices=["transformers", "vllm"], default=["transformers"])
+    parser.add_argument("--rivals", nargs="*", choices=RIVALS, default=["transformers"])
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--vllm-python", default=os.environ.get("RAMIFY_BENCH_VLLM_PYTHON", sys.executable))
+    parser.add_argument("--llama-cpp-python", default=sys.executable)
     parser.add_argument("--quiet", action="store_true", help="run only while nobody else computes here (Linux)")
     parser.add_argument("--save", type=Path, help="append one JSON object per result to this file")
     options = parser.parse_args()
@@ -174,8 +202,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(MODEL_SHAPE))
         engines = [Engine("ramify", sys.executable, folder)]
+        pythons = {"vllm": options.vllm_python, "llama.cpp": options.llama_cpp_python}
         for name in options.rivals:
-            engines.append(Engine(name, options.vllm_python if name == "vllm" else sys.executable, folder))
+            model = str(embedded.fetch()) if name == "llama.cpp" else folder
+            engines.append(Engine(name, pythons.get(name, sys.executable), model))
         ready = []
         for engine in engines:
             if engine.wait_ready():
@@ -191,7 +221,8 @@ def main() -> None:
     facts = {
         "machine": f"{processor_name()}, {os.cpu_count()} cores",
         "commit": commit.stdout.strip(),
-        "command": "python bench/offline.py " + " ".join(sys.argv[1:]).split("--vllm-python")[0].strip(),
+        "command": "python bench/offline.py "
+        + " ".join(sys.argv[1:]).split(" --vllm-python")[0].split(" --llama-cpp-python")[0].strip(),
     }
     lines = [
         {"engine": engine, "workload": workload, "tok_s": round(value, 1), **facts}
@@ -232,7 +263,7 @@ def report(results: dict[str, dict[str, float]]) -> None:
     for name, row in results.items():
         own, floor = row.get("ramify", 0.0), row.get("floor", float("nan"))
         rivals = []
-        for rival, goals in (("vllm", GOALS), ("transformers", GOALS_TRANSFORMERS)):
+        for rival, goals in (("vllm", GOALS), ("transformers", GOALS_TRANSFORMERS), ("llama.cpp", {})):
             if rival in row:
                 goal = f" (goal {goals[name]}x)" if name in goals else ""
                 rivals.append(f"{rival} {row[rival]:.1f}: {own / row[rival]:.2f}x{goal}")

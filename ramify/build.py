@@ -15,8 +15,11 @@ from ramify.kv.pool import KVPool
 from ramify.kv.sizing import num_blocks, num_host_blocks
 from ramify.models.decoder import Decoder
 from ramify.models.loader import ModelLoader
+from ramify.native.compiler import NoCompilerError
+from ramify.native.forward import NativeLayers
+from ramify.native.library import load
 from ramify.pair import PairIntake, Side
-from ramify.runner import Runner
+from ramify.runner import Layers, Runner, TorchLayers
 from ramify.sampling.mixing import Mixer
 from ramify.scheduler import Scheduler
 from ramify.step import DeviceStep
@@ -53,7 +56,12 @@ def build_engine(config: EngineConfig, say: Callable[[str], None]) -> Engine:
     codec = TextCodec(tokenizer)
     max_model_len = config.model_config.resolve_max_model_len(decoder.arch.max_position_embeddings)
     core = _assemble(
-        config, [decoder], codec=codec, eos_token_ids=_end_token_ids(decoder, tokenizer), max_model_len=max_model_len
+        config,
+        [decoder],
+        codec=codec,
+        eos_token_ids=_end_token_ids(decoder, tokenizer),
+        max_model_len=max_model_len,
+        say=say,
     )
     intake = Intake(
         codec,
@@ -95,6 +103,7 @@ def build_pair(
         eos_token_ids=ends,
         max_model_len=min(lengths),
         mixer=mixer,
+        say=say,
     )
     intake = PairIntake(
         *(Side(each, system, enable_chat_template) for each, system in zip(codecs, system_prompts, strict=True)),
@@ -141,6 +150,7 @@ def _assemble(
     eos_token_ids: frozenset[int],
     max_model_len: int,
     mixer: Mixer | None = None,
+    say: Callable[[str], None],
 ) -> EngineCore:
     """`roles` names the model of each track."""
     cache, limits = config.cache_config, config.scheduler_config
@@ -177,7 +187,7 @@ def _assemble(
             max_model_len=max_model_len,
             preemption_mode=limits.preemption_mode,
         ),
-        _device(config, decoders, pools, roles=roles, max_model_len=max_model_len, mixer=mixer),
+        _device(config, decoders, pools, roles=roles, max_model_len=max_model_len, mixer=mixer, say=say),
         seed=config.model_config.seed,
         eos_token_ids=eos_token_ids,
         make_text=codec.make_stream,
@@ -194,12 +204,13 @@ def _device(
     roles: Sequence[int],
     max_model_len: int,
     mixer: Mixer | None,
+    say: Callable[[str], None],
 ) -> Device:
-    """What runs plans where the models are: graphs on a GPU, grouped attention on a CPU."""
+    """What runs plans where the models are: graphs on a GPU, kernels of our own or torch's operators on a CPU."""
     mode = config.model_config.logprobs_mode
     if decoders[0].device.type == "cpu":
-        runners = [Runner(*each, GroupedAttention()) for each in zip(decoders, pools, strict=True)]
-        return DeviceStep(runners, mode, mixer)
+        layers = _layers(decoders, pools, use_native=not config.model_config.enforce_eager, say=say)
+        return DeviceStep([Runner(*each) for each in zip(decoders, pools, layers, strict=True)], mode, mixer)
     from ramify.cuda.step import CudaStep, Model  # needs Triton, which only a GPU needs
 
     return CudaStep(
@@ -211,3 +222,21 @@ def _device(
         use_graphs=not config.model_config.enforce_eager,
         mixer=mixer,
     )
+
+
+def _layers(
+    decoders: Sequence[Decoder], pools: Sequence[KVPool], *, use_native: bool, say: Callable[[str], None]
+) -> list[Layers]:
+    """Of each model on a CPU. Our kernels are in float32 and want a second, packed copy of the weights."""
+    library = None
+    if use_native and any(decoder.head.may_pack for decoder in decoders):
+        try:
+            library = load(say)
+        except NoCompilerError as error:
+            say(f"Without the CPU's kernels, on torch's operators: {error}")
+    return [
+        NativeLayers(library, decoder, pool)
+        if library is not None and decoder.head.may_pack
+        else TorchLayers(decoder, pool, GroupedAttention())
+        for decoder, pool in zip(decoders, pools, strict=True)
+    ]

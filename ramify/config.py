@@ -49,7 +49,7 @@ class ModelConfig:
     logprobs_mode: LogprobsMode = field(
         default="raw", metadata={"help": "raw: the model's own; processed: what was drawn from"}
     )
-    enforce_eager: bool = field(default=False, metadata={"help": "no CUDA graphs (no effect on a CPU)"})
+    enforce_eager: bool = field(default=False, metadata={"help": "no CUDA graphs; on a CPU no compiled kernels"})
     seed: int = field(default=0, metadata={"help": "the engine's seed, for requests that bring none"})
 
     def __post_init__(self) -> None:

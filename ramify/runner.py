@@ -1,8 +1,9 @@
-"""One model's part of a step: chunks in, logits out."""
+"""One model's part of a step: chunks in, hidden states and logits out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,38 +11,79 @@ from torch import Tensor
 from ramify.attention.base import Attention
 from ramify.kv.pool import KVPool
 from ramify.models.decoder import Decoder
-from ramify.plan import BlockCopy, Chunk, Plan, Work
+from ramify.plan import BlockCopy, Chunk, Plan, SharedPrefix, Work
+
+
+class Layers(Protocol):
+    """What computes a decoder over a pool: torch's operators, or kernels of our own."""
+
+    def hidden(
+        self,
+        chunks: Sequence[Chunk],
+        shared: Sequence[SharedPrefix],
+        token_ids: Tensor,
+        positions: Tensor,
+        rows: Sequence[int],
+    ) -> Tensor:
+        """token_ids, positions (T,), chunk by chunk -> hidden states after these rows (len(rows), hidden), ascending.
+
+        They may be overwritten by the next call.
+        """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(R, hidden) -> (R, vocabulary) float32."""
+
+
+class TorchLayers:
+    def __init__(self, decoder: Decoder, pool: KVPool, attention: Attention) -> None:
+        self._decoder = decoder
+        self._pool = pool
+        self._attention = attention
+
+    def hidden(
+        self,
+        chunks: Sequence[Chunk],
+        shared: Sequence[SharedPrefix],
+        token_ids: Tensor,
+        positions: Tensor,
+        rows: Sequence[int],
+    ) -> Tensor:
+        self._pool.clear([block for chunk in chunks for block in _entered(chunk, self._pool.block_size)])
+        self._attention.prepare(chunks, shared, self._pool)
+        hidden = self._decoder.forward(token_ids, positions, self._attention.forward)
+        return (
+            hidden if len(rows) == len(hidden) else hidden[torch.tensor(rows, dtype=torch.long, device=hidden.device)]
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._decoder.logits(hidden)
 
 
 class Runner:
-    def __init__(self, decoder: Decoder, pool: KVPool, attention: Attention) -> None:
+    def __init__(self, decoder: Decoder, pool: KVPool, layers: Layers) -> None:
         self.decoder = decoder
         self.pool = pool
-        self.attention = attention
+        self.layers = layers
 
     @torch.inference_mode()
-    def forward(self, plan: Plan | Work) -> Tensor:
-        """Computes all chunks; returns the hidden states (tokens of the step, hidden), chunk by chunk."""
+    def forward(self, plan: Plan | Work, rows: Sequence[int]) -> Tensor:
+        """Computes all chunks; returns the hidden states (len(rows), hidden) after these rows of the step's tokens."""
         move_blocks(self.pool, plan)
+        decoder = self.decoder
         if not plan.chunks:  # another model's step
-            return torch.empty(0, self.decoder.arch.hidden_size, dtype=self.decoder.dtype, device=self.decoder.device)
-        self.pool.clear([block for chunk in plan.chunks for block in _entered(chunk, self.pool.block_size)])
+            return torch.empty(0, decoder.arch.hidden_size, dtype=decoder.dtype, device=decoder.device)
         token_ids: list[int] = []
         positions: list[int] = []
         for chunk in plan.chunks:
             token_ids += chunk.token_ids
             positions += range(chunk.start, chunk.end)
-        device = self.decoder.device
-        self.attention.prepare(plan.chunks, plan.shared, self.pool)
-        return self.decoder.forward(
-            torch.tensor(token_ids, device=device), torch.tensor(positions, device=device), self.attention.forward
-        )
+        ids, places = (torch.tensor(numbers, device=decoder.device) for numbers in (token_ids, positions))
+        return self.layers.hidden(plan.chunks, plan.shared, ids, places, rows)
 
-    def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
-        """Float32 logits (len(rows), vocabulary) after these rows of the step's tokens; rows ascend."""
-        if len(rows) < hidden.shape[0]:
-            hidden = hidden[torch.tensor(rows, device=hidden.device)]
-        return self.decoder.logits(hidden)
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(R, hidden) -> (R, vocabulary) float32."""
+        return self.layers.logits(hidden)
 
 
 def move_blocks(pool: KVPool, plan: Plan | Work) -> None:

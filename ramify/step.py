@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -39,34 +38,56 @@ class DeviceStep:
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
         first, last = [0] * len(plan.chunks), [0] * len(plan.chunks)  # rows of each chunk among its model's
-        hidden = []
+        models = []
         for model, runner in enumerate(self.runners):
             work = plan.of_model(model)
-            hidden.append(runner.forward(work))
             total = 0
             for place, chunk in zip(work.places, work.chunks, strict=True):
                 first[place] = total
                 total += len(chunk.token_ids)
                 last[place] = total - 1
-        prompts = prompt_reports(plan, first, partial(self.runners[0].logits, hidden[0]))
+            wanted = {last[place] for item in plan.draws for place in item.chunks if plan.chunks[place].model == model}
+            if model == 0:
+                for asked in plan.prompt_reports:
+                    row = first[asked.chunk] + asked.first
+                    wanted.update(range(row, row + len(asked.targets)))
+            rows = sorted(wanted)
+            models.append(_Computed(runner, runner.forward(work, rows), rows))
+        prompts = prompt_reports(plan, first, models[0].logits)
         if not plan.draws:
             return StepResult([], [], prompts=prompts)
-        sources = self._sources(plan, hidden, last)
-        result = self.sampler.sample(sources, plan.draws)
+        result = self.sampler.sample(_sources(plan, models, last), plan.draws)
         result.prompts.extend(prompts)
         return result
 
-    def _sources(self, plan: Plan, hidden: Sequence[Tensor], last: Sequence[int]) -> list[Source]:
-        """For each track of the draws: the logits they are from. Two tracks of one model share a product."""
-        logits, row_of = [], {}
-        for model, runner in enumerate(self.runners):
-            drawn = sorted({place for item in plan.draws for place in item.chunks if plan.chunks[place].model == model})
-            row_of.update({place: row for row, place in enumerate(drawn)})
-            logits.append(runner.logits(hidden[model], [last[place] for place in drawn]))
-        return [
-            Source(logits[plan.chunks[places[0]].model], [row_of[place] for place in places])
-            for places in zip(*(item.chunks for item in plan.draws), strict=True)
-        ]
+
+class _Computed:
+    """The hidden states (len(rows), hidden) that a model's step gave after some of its rows."""
+
+    def __init__(self, runner: Runner, hidden: Tensor, rows: Sequence[int]) -> None:
+        self._runner = runner
+        self._hidden = hidden
+        self._place = {row: place for place, row in enumerate(rows)}
+
+    def logits(self, rows: Sequence[int]) -> Tensor:
+        """Float32 logits (len(rows), vocabulary) after these rows; rows ascend."""
+        hidden = self._hidden
+        if len(rows) < len(hidden):
+            hidden = hidden[torch.tensor([self._place[row] for row in rows], device=hidden.device)]
+        return self._runner.logits(hidden)
+
+
+def _sources(plan: Plan, models: Sequence[_Computed], last: Sequence[int]) -> list[Source]:
+    """For each track of the draws: the logits they are from. Two tracks of one model share a product."""
+    logits, row_of = [], {}
+    for model, computed in enumerate(models):
+        drawn = sorted({place for item in plan.draws for place in item.chunks if plan.chunks[place].model == model})
+        row_of.update({place: row for row, place in enumerate(drawn)})
+        logits.append(computed.logits([last[place] for place in drawn]))
+    return [
+        Source(logits[plan.chunks[places[0]].model], [row_of[place] for place in places])
+        for places in zip(*(item.chunks for item in plan.draws), strict=True)
+    ]
 
 
 def prompt_reports(

@@ -15,7 +15,7 @@ from ramify.attention.torch_ref import TorchAttention
 from ramify.kv.pool import KVPool
 from ramify.models.loader import ModelLoader
 from ramify.plan import Chunk, Plan
-from ramify.runner import Runner
+from ramify.runner import Runner, TorchLayers
 from tests.conftest import CheckpointMaker, rewrite_config
 from tests.equal import check_greedy
 
@@ -96,9 +96,9 @@ def _logits(folder: Path, prompt: list[int]) -> torch.Tensor:
 
     decoder = ModelLoader(ModelConfig(model=str(folder))).load_model("cpu")
     pool = KVPool(decoder.arch, 16, 16, decoder.dtype, decoder.device)
-    runner = Runner(decoder, pool, TorchAttention(decoder.device))
-    hidden = runner.forward(Plan((Chunk(0, prompt, 0, tuple(range(16))),), ()))
-    return runner.logits(hidden, [len(prompt) - 1])[0]
+    runner = Runner(decoder, pool, TorchLayers(decoder, pool, TorchAttention(decoder.device)))
+    hidden = runner.forward(Plan((Chunk(0, prompt, 0, tuple(range(16))),), ()), [len(prompt) - 1])
+    return runner.logits(hidden)[0]
 
 
 def test_transformers_generate_itself_agrees(make_checkpoint: CheckpointMaker) -> None:

@@ -236,8 +236,8 @@ def test_no_prompt_becomes_one_array_of_all_its_logits(llm: LLM, monkeypatch: py
     asked_rows: list[int] = []
     logits = Runner.logits
 
-    def watched(runner: Runner, hidden: Tensor, rows: Sequence[int]) -> Tensor:
-        made = logits(runner, hidden, rows)
+    def watched(runner: Runner, hidden: Tensor) -> Tensor:
+        made = logits(runner, hidden)
         asked_rows.append(made.shape[0])
         return made
 

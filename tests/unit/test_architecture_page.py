@@ -26,7 +26,8 @@ def _documented() -> dict[str, str | None]:
 
 
 def test_the_documented_tree_is_the_real_one() -> None:
-    paths = [*(ROOT / "ramify").rglob("*.py"), *(ROOT / "ramify" / "playground").iterdir()]
+    sources = [path for kind in ("py", "cpp", "h") for path in (ROOT / "ramify").rglob(f"*.{kind}")]
+    paths = [*sources, *(ROOT / "ramify" / "playground").iterdir()]
     real = {str(path.relative_to(ROOT)) for path in paths if path.is_file()}
     assert set(_documented()) == real
 

@@ -1,0 +1,98 @@
+"""Where the CPU's kernels come from, and what happens where they cannot be had."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from ramify import LLM, SamplingParams
+from ramify.native import compiler
+from ramify.native.compiler import NoCompilerError, compiled
+from ramify.native.library import Library
+from tests.conftest import CheckpointMaker
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="no g++ here")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own, so that nothing is there yet."""
+    monkeypatch.setenv("RAMIFY_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "native"
+
+
+def test_compiled_once_then_found_without_a_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    first = compiled(said.append)
+    assert said == ["Compiling the CPU's kernels, once"]
+    assert [path.name for path in cache.iterdir()] == [first.name]  # nothing else is left lying about
+    assert cache.stat().st_mode & 0o077 == 0
+    monkeypatch.setenv("PATH", "")
+    assert compiled(said.append) == first
+    assert len(said) == 1
+
+
+def test_another_processor_or_source_is_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = sorted(Path(compiler.__file__).parent.glob("*.cpp"))
+    names = {
+        compiler._digest(sources, "native"),
+        compiler._digest(sources, "x86-64"),
+        compiler._digest(sources[1:], "native"),
+    }
+    monkeypatch.setattr(compiler, "_processor", lambda: "another")
+    assert len({*names, compiler._digest(sources, "native")}) == 4
+
+
+@pytest.mark.usefixtures("cache")
+def test_without_a_compiler_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(NoCompilerError, match=r"no C\+\+ compiler \(g\+\+\)"):
+        compiled(lambda _: None)
+
+
+def test_an_engine_without_a_compiler_says_so_and_gives_the_same(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, make_checkpoint: CheckpointMaker
+) -> None:
+    folder = str(make_checkpoint("llama"))
+    params = SamplingParams(n=3, seed=5, max_tokens=12)
+    with_kernels = LLM(folder).generate([[1, 2, 3]], params, use_tqdm=False)
+    monkeypatch.setenv("PATH", "")
+    shutil.rmtree(cache)
+    said: list[str] = []
+    without = LLM(folder, say=said.append).generate([[1, 2, 3]], params, use_tqdm=False)
+    assert any("on torch's operators: no C++ compiler" in line for line in said)
+    assert [item.token_ids for item in without[0].outputs] == [item.token_ids for item in with_kernels[0].outputs]
+
+
+def test_what_a_broken_compiler_says_is_told(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "g++"
+    broken.write_text("#!/bin/sh\necho 'fatal error: no such thing' >&2\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(NoCompilerError, match="ended with 3 and said: fatal error: no such thing"):
+        compiled(lambda _: None)
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_nothing_is_loaded_that_others_may_have_written(cache: Path, what: str) -> None:
+    library = compiled(lambda _: None)
+    (cache if what == "folder" else library).chmod(0o777)
+    with pytest.raises(NoCompilerError, match="others may write to it"):
+        compiled(lambda _: None)
+
+
+def test_a_cache_that_cannot_be_made_is_no_reason_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RAMIFY_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(NoCompilerError, match="cannot be made"):
+        compiled(lambda _: None)
+
+
+def test_a_library_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    (tmp_path / "kernels.so").write_bytes(b"not a library")
+    with pytest.raises(NoCompilerError, match="cannot be loaded"):
+        Library(tmp_path / "kernels.so")
