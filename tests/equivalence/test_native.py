@@ -225,3 +225,26 @@ def test_an_engine_draws_what_it_draws_on_torchs_operators(family: str, make_che
         assert [item.token_ids for item in one.outputs] == [item.token_ids for item in other.outputs]
         for mine, theirs in zip(one.outputs, other.outputs, strict=True):
             assert mine.cumulative_logprob == pytest.approx(theirs.cumulative_logprob, abs=1e-3)
+
+
+def test_numbers_do_not_depend_on_the_batch(make_checkpoint: CheckpointMaker) -> None:
+    """Alone, among others, with prompts in other pieces, on more threads: the same bits if nothing is shared."""
+    folder = str(make_checkpoint("llama", head_dim=64))
+    numbers = random.Random(8)
+    prompts = [[numbers.randrange(320) for _ in range(numbers.randint(2, 150))] for _ in range(12)]
+    params = SamplingParams(seed=2, max_tokens=30, logprobs=3, ignore_eos=True)
+
+    def drawn(prompts: list[list[int]], at_once: int | None = None) -> list[tuple[tuple[int, ...], float | None]]:
+        llm = LLM(folder, enable_prefix_caching=False, max_model_len=256, max_num_batched_tokens=at_once)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        return [(output.outputs[0].token_ids, output.outputs[0].cumulative_logprob) for output in outputs]
+
+    alone = [drawn([prompt])[0] for prompt in prompts]
+    assert drawn(prompts) == alone
+    assert drawn(prompts, at_once=97) == alone
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert drawn(prompts) == alone
+    finally:
+        torch.set_num_threads(before)
