@@ -238,7 +238,8 @@ class EngineCore:
             if any(math.isnan(item.logprob) for item in reports):
                 outputs.append(self._stop(group, FinishReason.ERROR, NOT_FINITE))
                 continue
-            group.prompt_reports += reports
+            first = launched.plan.chunks[asked.chunk].start + asked.first
+            group.prompt_reports += reports[len(group.prompt_reports) - first :]
         for sequence in launched.only_read:
             group = self._groups.get(sequence.request_id or "")
             if group is not None:
@@ -336,8 +337,9 @@ def _candidate(draw: Draw, index: int, result: StepResult) -> Candidate:
 def _prompt_report(group: Group, schedule: Schedule, item: ScheduledSequence) -> list[PromptReport]:
     """What this step can tell about prompt tokens not told about yet; each is told by the row before it."""
     prompt = group.request.prompt_token_ids
-    told = len(group.prompt_reports)
     chunk = schedule.chunks[item.first_chunk]
+    # What lies before the chunk was asked for by an earlier step, which may still be under way.
+    told = max(len(group.prompt_reports), chunk.start)
     last = min(chunk.end, len(prompt) - 1)
     if item.sequence.child != 0 or told >= last or group.params.prompt_logprobs is None:
         return []

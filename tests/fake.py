@@ -91,6 +91,7 @@ class FakeDevice:
         prompts = []
         for asked in plan.prompt_reports:
             chunk = plan.chunks[asked.chunk]
+            assert 0 <= asked.first <= len(chunk.token_ids) - len(asked.targets), "asked about rows of another step"
             seen = self._seen(chunk)
             ends = [chunk.start + asked.first + row + 1 for row in range(len(asked.targets))]
             logits = torch.stack([self._logits(seen[:end], chunk.model) for end in ends])

@@ -217,7 +217,9 @@ def test_an_engine_draws_what_it_draws_on_torchs_operators(family: str, make_che
     params = SamplingParams(n=4, seed=11, max_tokens=20, logprobs=2)
     told = []
     for eager in (False, True):
-        llm = LLM(folder, enforce_eager=eager, max_num_batched_tokens=64, num_kv_blocks=40, max_model_len=256)
+        llm = LLM(
+            folder, device="cpu", enforce_eager=eager, max_num_batched_tokens=64, num_kv_blocks=40, max_model_len=256
+        )
         outputs = llm.generate(prompts, params, use_tqdm=False)
         outputs += llm.generate(prompts[:2], SamplingParams(max_tokens=1, prompt_logprobs=1), use_tqdm=False)
         told.append(outputs)
@@ -235,7 +237,7 @@ def test_numbers_do_not_depend_on_the_batch(make_checkpoint: CheckpointMaker) ->
     params = SamplingParams(seed=2, max_tokens=30, logprobs=3, ignore_eos=True)
 
     def drawn(prompts: list[list[int]], at_once: int | None = None) -> list[tuple[tuple[int, ...], float | None]]:
-        llm = LLM(folder, enable_prefix_caching=False, max_model_len=256, max_num_batched_tokens=at_once)
+        llm = LLM(folder, device="cpu", enable_prefix_caching=False, max_model_len=256, max_num_batched_tokens=at_once)
         outputs = llm.generate(prompts, params, use_tqdm=False)
         return [(output.outputs[0].token_ids, output.outputs[0].cumulative_logprob) for output in outputs]
 

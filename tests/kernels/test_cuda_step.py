@@ -28,9 +28,11 @@ def folder(request: pytest.FixtureRequest, make_checkpoint: CheckpointMaker) -> 
     return make_checkpoint(request.param, hidden_size=128, num_hidden_layers=2, **changes)
 
 
-def engine(folder: Path, device: torch.device, *, runs_ahead: bool = True, logprobs_mode: Any = "raw") -> LLM:
+def engine(
+    folder: Path, device: torch.device, *, runs_ahead: bool = True, logprobs_mode: Any = "raw", **options: Any
+) -> LLM:
     """An engine whose steps are CudaSteps wherever it runs."""
-    llm = LLM(str(folder), device=device.type, logprobs_mode=logprobs_mode, **OPTIONS)
+    llm = LLM(str(folder), device=device.type, logprobs_mode=logprobs_mode, **OPTIONS, **options)
     on_cpu = llm.core.device
     if isinstance(on_cpu, DeviceStep):
         models = [Model(runner.decoder, runner.pool) for runner in on_cpu.runners]
@@ -80,6 +82,23 @@ def test_reported_logprobs_equal_the_cpu_path(folder: Path, device: torch.device
                 }
                 for token, entry in row.items():
                     assert entry.logprob == pytest.approx(wanted_row[token].logprob, abs=1e-4)
+
+
+def test_prompts_in_pieces_are_reported_as_on_the_cpu(folder: Path, device: torch.device) -> None:
+    """The host asks about a prompt's next piece before it has heard of the last."""
+    params = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=1)
+    on_cpu = LLM(str(folder), device="cpu", **OPTIONS).generate(PROMPTS, params, use_tqdm=False)
+    made = engine(folder, device, max_num_batched_tokens=16).generate(PROMPTS, params, use_tqdm=False)
+    for output, expected in zip(made, on_cpu, strict=True):
+        assert output.prompt_logprobs is not None
+        assert expected.prompt_logprobs is not None
+        assert len(output.prompt_logprobs) == len(expected.prompt_logprobs)
+        for row, wanted in zip(output.prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True):
+            assert row is not None
+            assert wanted is not None
+            assert row.keys() == wanted.keys()
+            for token, entry in row.items():
+                assert entry.logprob == pytest.approx(wanted[token].logprob, abs=1e-4)
 
 
 def test_running_ahead_changes_nothing(folder: Path, device: torch.device) -> None:

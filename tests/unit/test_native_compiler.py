@@ -58,11 +58,11 @@ def test_an_engine_without_a_compiler_says_so_and_gives_the_same(
 ) -> None:
     folder = str(make_checkpoint("llama"))
     params = SamplingParams(n=3, seed=5, max_tokens=12)
-    with_kernels = LLM(folder).generate([[1, 2, 3]], params, use_tqdm=False)
+    with_kernels = LLM(folder, device="cpu").generate([[1, 2, 3]], params, use_tqdm=False)
     monkeypatch.setenv("PATH", "")
     shutil.rmtree(cache)
     said: list[str] = []
-    without = LLM(folder, say=said.append).generate([[1, 2, 3]], params, use_tqdm=False)
+    without = LLM(folder, device="cpu", say=said.append).generate([[1, 2, 3]], params, use_tqdm=False)
     assert any("on torch's operators: no C++ compiler" in line for line in said)
     assert [item.token_ids for item in without[0].outputs] == [item.token_ids for item in with_kernels[0].outputs]
 
