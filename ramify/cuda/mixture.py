@@ -21,8 +21,10 @@ import triton
 from torch import Tensor
 
 from ramify.config import MixtureConfig
-from ramify.kernels import mixture as kernels
-from ramify.kernels.mixture import NUM_FACTS, NUM_NUMBERS, NUM_STATES, NUM_SUMS
+from ramify.kernels.alpha_search import NUM_STATES, bound, refine, seek, settle
+from ramify.kernels.mixture import NUM_NUMBERS, weigh, write
+from ramify.kernels.pair_sums import NUM_SUMS
+from ramify.kernels.pair_survey import NUM_FACTS, grow, survey
 from ramify.sampling import alpha as methods
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.mixture import Mixed, forced_rows, on_support
@@ -76,9 +78,9 @@ class _Search:
         self._states = self._empty(self._steps + 1, rows, NUM_STATES)
         self._sums = self._empty(self._steps, rows, self._splits, NUM_SUMS)
         surveyed, grown = self._empty(rows, self._splits, NUM_SUMS), self._empty(rows, self._splits)
-        kernels.survey[self._grid](*self._logits, surveyed, **self._whole, num_warps=4)
-        kernels.grow[self._grid](*self._logits, surveyed, grown, **self._sizes, num_warps=4)
-        kernels.settle[(rows,)](
+        survey[self._grid](*self._logits, surveyed, **self._whole, num_warps=4)
+        grow[self._grid](*self._logits, surveyed, grown, **self._sizes, num_warps=4)
+        settle[(rows,)](
             surveyed,
             grown,
             surveyed if given is None else given,
@@ -96,7 +98,7 @@ class _Search:
         return torch.empty(shape, dtype=torch.float64, device=self._logits[0].device)
 
     def seek(self, step: int) -> None:
-        kernels.seek[self._grid](
+        seek[self._grid](
             *self._logits,
             self.facts,
             self._states[max(step - 1, 0)],
@@ -116,7 +118,7 @@ class _Search:
         logits = torch.empty(self._rows, self._sizes["vocab_size"], device=self.facts.device)
         last = max(self._taken - 1, 0)
         bounds = {"alpha_min": alpha_min, "alpha_max": alpha_max}
-        kernels.bound[(self._rows,)](
+        bound[(self._rows,)](
             self.facts,
             self._states[last],
             self._sums[last],
@@ -131,8 +133,8 @@ class _Search:
         )
         refines = self._is_sought and not self._is_balance
         if refines:
-            kernels.refine[self._grid](*self._logits, self.facts, self._states[-1], refined, **self._whole, num_warps=4)
-        kernels.weigh[self._grid](
+            refine[self._grid](*self._logits, self.facts, self._states[-1], refined, **self._whole, num_warps=4)
+        weigh[self._grid](
             *self._logits,
             self.facts,
             self._states[-1],
@@ -143,7 +145,7 @@ class _Search:
             **self._sizes,
             num_warps=4,
         )
-        kernels.write[self._grid](
+        write[self._grid](
             *self._logits,
             self.facts,
             self._states[-1],
