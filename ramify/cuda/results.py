@@ -14,7 +14,7 @@ from ramify.kernels import draw as codes
 from ramify.kernels.reports import Reports
 from ramify.plan import NOT_FINITE, Draw, StepResult, TokenReport
 from ramify.sampling.mixing import NUM_MIXTURE_NUMBERS, as_reports
-from ramify.sampling.pipeline import NOTHING_IN_COMMON, NOTHING_LEFT
+from ramify.sampling.piece import NOTHING_IN_COMMON, NOTHING_LEFT
 
 NOTHING_IN_COMMON_CODE = 3  # beside those of the draw: two models rule out all that the other allows
 FAULTS = {

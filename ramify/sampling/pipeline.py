@@ -8,45 +8,30 @@
 
 Greedy rows take the largest logit after the controls; beams skip the temperature. Where two models are mixed, the
 controls act on both, the mixture (which brings the temperature) takes the place of the raw logits, and top-k, top-p and
-min-p act on it. Whatever touches the whole vocabulary
-happens a few rows at a time, so that it stays in cache; noise, which does not, is made for many rows at once.
+min-p act on it. Whatever touches the whole vocabulary happens a few rows at a time, so that it stays in cache; noise,
+which does not, is made for many rows at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ramify.config import LogprobsMode
-from ramify.plan import NOT_FINITE, Draw, Expansion, StepResult, TokenReport
+from ramify.plan import Draw, StepResult
 from ramify.sampling import filters, processors
 from ramify.sampling.draw import NoiseKeys, block_noise, block_scores, choose_tokens, take_blocks
-from ramify.sampling.mixing import MixedRows, Mixer
-from ramify.sampling.reports import report
-from ramify.sampling.settings import KnownSettings, Settings, pairs_of_outputs, pairs_of_seen
+from ramify.sampling.mixing import Mixer
+from ramify.sampling.piece import Piece, Rows
+from ramify.sampling.settings import KnownSettings, pairs_of_outputs, pairs_of_seen
 from ramify.sampling.user_processors import run_processors
 
 ROWS_AT_ONCE = 8  # some 2 MB at a time
 NOISE_AT_ONCE = 256  # n = 16,384 first tokens never become one array
-
-NOTHING_IN_COMMON = "the two models have no token in common here: their mixture is empty"
-NOTHING_LEFT = "no token is left to draw: allowed_token_ids, bad_words, logit_bias or processors forbid all"
-
-
-@dataclass(slots=True)
-class Rows:
-    """A few rows on their way: their settings, what is drawn for them, and what went wrong."""
-
-    settings: Settings
-    draws: Sequence[Draw]
-    taken: dict[str, list[int]]  # what earlier siblings of each diverse set took in this step
-    faults: dict[int, str] = field(default_factory=dict)
-    role: int = 0  # whose prompt counts: of two models, the teacher's is 0
 
 
 # -- controls: each returns its argument where no row asks for it ------------------------------------------------
@@ -246,7 +231,7 @@ class Sampler:
             some = slice(start, start + ROWS_AT_ONCE)
             piece.tell(places[some], token_ids[some], result)
 
-    def _process(self, logits: Sequence[Tensor], rows: Rows, noise: Tensor | None) -> _Piece:
+    def _process(self, logits: Sequence[Tensor], rows: Rows, noise: Tensor | None) -> Piece:
         """A few rows of each source to the winners of the race's first level."""
         settings = rows.settings
         controlled = [_control(item, replace(rows, role=role) if role else rows) for role, item in enumerate(logits)]
@@ -274,7 +259,7 @@ class Sampler:
             blocks = (scores + noise).argmax(-1)
             inside = take_blocks(kept, blocks)
         keeps = settings.has_beams or (self.logprobs_mode == "processed" and settings.has_reports)
-        return _Piece(
+        return Piece(
             rows=rows,
             normaliser=normaliser,
             best=best,
@@ -286,82 +271,6 @@ class Sampler:
             alive=torch.stack(alive).all(0) if alive else None,
             mixed=mixed,
         )
-
-
-@dataclass(slots=True)
-class _Piece:
-    """A few rows after controls and filters. What reports need of the whole vocabulary is kept only if one is due."""
-
-    rows: Rows
-    normaliser: Tensor  # (R,) log-sum-exp of the raw logits
-    best: Tensor  # (R,) the largest after the controls, where a row is greedy
-    blocks: Tensor  # (R,) the block that won the first level of the race
-    inside: Tensor  # (R, 256) its logits
-    raw: Tensor  # (R, vocabulary)
-    processed: Tensor | None  # (R, vocabulary)
-    mode: LogprobsMode
-    alive: Tensor | None  # (R,) whether anything is left to draw, where that could fail
-    mixed: MixedRows | None  # where two models were mixed
-
-    def tell(self, indices: Sequence[int], token_ids: Tensor, result: StepResult) -> None:
-        """Writes logprobs, faults, reports and expansions of its rows into the result."""
-        logprobs = self.raw.gather(1, token_ids[:, None])[:, 0] - self.normaliser
-        for index, logprob in zip(indices, logprobs.tolist(), strict=True):
-            result.logprobs[index] = logprob
-        for row, fault in self.rows.faults.items():
-            result.faults[indices[row]] = fault
-        finite = self.normaliser.isfinite() if self.mixed is None else self.mixed.mixed.sound
-        self._tell_faults(indices, finite, NOT_FINITE, result)
-        if self.alive is not None:
-            self._tell_faults(indices, self.alive, NOTHING_LEFT, result)
-        if self.mixed is not None:
-            self._tell_faults(indices, ~self.mixed.mixed.disjoint, NOTHING_IN_COMMON, result)
-            for index, told in zip(indices, self.mixed.reports(token_ids[:, None]), strict=True):
-                result.mixtures[index] = told[0]
-        draws = self.rows.draws
-        if self.rows.settings.has_beams:
-            for row, expansions in self._expand():
-                result.expansions[indices[row]] = expansions
-        if self.rows.settings.has_reports:
-            reports = self._reports(slice(0, len(draws)), token_ids[:, None])
-            for row, item in enumerate(draws):
-                if item.rules.params.logprobs is not None and not item.rules.num_candidates:
-                    result.reports[indices[row]] = reports[row][0].first(item.rules.params.logprobs)
-
-    def _tell_faults(self, indices: Sequence[int], sound: Tensor, message: str, result: StepResult) -> None:
-        if bool(sound.all()):
-            return
-        for row in (~sound).nonzero()[:, 0].tolist():
-            result.faults.setdefault(indices[row], message)
-
-    def _reports(self, rows: slice, token_ids: Tensor) -> list[list[TokenReport]]:
-        """Of each row: its token_ids (R, m) beside as many of the likeliest as the keenest row asks for."""
-        count = max(item.rules.params.logprobs or 0 for item in self.rows.draws)
-        if self.processed is None or self.mode == "raw":
-            return report(self.raw[rows], token_ids, count, self.normaliser[rows])
-        return report(self.processed[rows], token_ids, count)
-
-    def _expand(self) -> Iterator[tuple[int, list[Expansion]]]:
-        """For each beam, its likeliest tokens by the processed distribution, with both logprobs."""
-        assert self.processed is not None, "beams keep what they are chosen from"
-        beams = [row for row, item in enumerate(self.rows.draws) if item.rules.num_candidates]
-        count = max(self.rows.draws[row].rules.num_candidates for row in beams)
-        top = self.processed.topk(min(count, self.processed.shape[1]), dim=-1)
-        # Summed in the same way whatever neighbours ask for: a beam's score has the same bits in every batch.
-        whole = self.normaliser if self.processed is self.raw else block_scores(self.processed).logsumexp(-1)
-        weights = (top.values - whole[:, None]).tolist()
-        logprobs = (self.raw.gather(1, top.indices) - self.normaliser[:, None]).tolist()
-        token_ids = top.indices.tolist()
-        reports = self._reports(slice(0, len(weights)), top.indices) if self.rows.settings.has_reports else []
-        mixtures = None if self.mixed is None else self.mixed.reports(top.indices)
-        for row in beams:
-            rules = self.rows.draws[row].rules
-            own: Sequence[TokenReport | None] = [None] * len(token_ids[row])
-            if rules.params.logprobs is not None:
-                own = [item.first(rules.params.logprobs) for item in reports[row]]
-            ways = [None] * len(own) if mixtures is None else mixtures[row]
-            made = zip(token_ids[row], logprobs[row], weights[row], own, ways, strict=True)
-            yield row, [Expansion(*fields) for fields in islice(made, rules.num_candidates)]
 
 
 def _control(logits: Tensor, rows: Rows) -> Tensor:

@@ -17,7 +17,8 @@ from ramify import FinishReason, SamplingParams
 from ramify.plan import Draw, Rules, TokenReport
 from ramify.sampling import filters, pipeline
 from ramify.sampling.filters import Filters
-from ramify.sampling.pipeline import NOTHING_LEFT, Sampler, Source
+from ramify.sampling.piece import NOTHING_LEFT
+from ramify.sampling.pipeline import Sampler, Source
 from tests.drive import finish
 from tests.fake import fake_engine
 from tests.reference_sampler import NEVER, ReferenceRow, reference_filters, reference_row

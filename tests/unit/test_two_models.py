@@ -17,7 +17,8 @@ from ramify.core import EngineCore
 from ramify.outputs import FinishReason, MixtureReport, RequestOutput
 from ramify.plan import NOT_FINITE, Draw, Rules
 from ramify.sampling.mixing import Mixer
-from ramify.sampling.pipeline import NOTHING_IN_COMMON, Sampler, Source
+from ramify.sampling.piece import NOTHING_IN_COMMON
+from ramify.sampling.pipeline import Sampler, Source
 from tests.fake import FakeDevice, fake_engine, logits_after
 from tests.unit.test_engine import check, run_all
 
