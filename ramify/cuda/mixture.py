@@ -156,21 +156,6 @@ class _Search:
             **self._sizes,
             num_warps=4,
         )
+        # As `write` leaves them, which is the order of Mixed: numbers, three answers, the two normalisers.
         columns = numbers.unbind(1)
-        alpha, log_z, kl_theta, kl_teacher, ess_theta, ess_teacher, clamped, disjoint, sound, of_theta, of_teacher = (
-            columns
-        )
-        return Mixed(
-            logits,
-            alpha,
-            log_z,
-            kl_theta,
-            kl_teacher,
-            ess_theta,
-            ess_teacher,
-            clamped > 0,
-            disjoint > 0,
-            sound > 0,
-            of_theta,
-            of_teacher,
-        )
+        return Mixed(logits, *columns[:6], *(column > 0 for column in columns[6:9]), *columns[9:])
