@@ -16,7 +16,8 @@ from ramify.outputs import FinishReason, RequestOutput
 from ramify.plan import NOT_FINITE, Draw, Plan, PromptReport, StepResult, Ticket, quickly
 from ramify.request import Request
 from ramify.sampling_params import SamplingParams
-from ramify.scheduler import Schedule, ScheduledSequence, Scheduler
+from ramify.schedule import Schedule, ScheduledSequence
+from ramify.scheduler import Scheduler
 from ramify.search.advance import Candidate
 from ramify.search.group import Group
 from ramify.search.reports import Decode

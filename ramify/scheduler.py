@@ -10,48 +10,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
-from functools import partial
-from typing import NamedTuple
 
 from ramify.config import PreemptionMode
 from ramify.errors import InvalidInputError
 from ramify.gang import Gang
 from ramify.kv.blocks import BlockManager
-from ramify.kv.prefix import Entry
-from ramify.plan import BlockCopy, Chunk, SharedPrefix, quickly
+from ramify.placement import Placement
 from ramify.request import Request
-from ramify.sequence import PENDING, Order, Sequence, SequenceStatus, Track
+from ramify.schedule import Schedule
+from ramify.sequence import Order, Sequence, SequenceStatus
 from ramify.shared_reads import SharedReads
 
 _DECODE = [1]  # the share of a sequence that lacks one position; most of them, so it is one object
-
-
-class ScheduledSequence(NamedTuple):
-    """A sequence, the index of its first chunk in this step, and whether its whole gang has caught up after it."""
-
-    sequence: Sequence
-    first_chunk: int
-    caught_up: bool
-
-
-@dataclass(slots=True)
-class Schedule:
-    """What one step computes and moves; filled while it is made, read-only afterwards."""
-
-    budget: int
-    sequences: list[ScheduledSequence] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
-    tracks: list[Track] = field(default_factory=list)  # whose chunk each is
-    copies: list[BlockCopy] = field(default_factory=list)
-    late_copies: list[BlockCopy] = field(default_factory=list)  # of what came back in this step
-    swaps_out: list[BlockCopy] = field(default_factory=list)
-    swaps_in: list[BlockCopy] = field(default_factory=list)
-    shared: list[SharedPrefix] = field(default_factory=list)
-    num_preempted: int = 0
-    is_short: bool = False  # some found no room, and nobody could be made to give way
-    # By request, one number per track, for prompts that found a prefix.
-    num_cached_tokens: dict[str, list[int]] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -75,6 +45,7 @@ class Scheduler:
         self.waiting: list[Gang] = []
         self._gang_of: dict[str, Gang] = {}
         self._num_arrived = 0
+        self._placement = Placement(managers)
         self._shared_reads = SharedReads([manager.block_size for manager in managers])
 
     @property
@@ -191,9 +162,9 @@ class Scheduler:
         for gang in list(self.running):
             if gang not in shares or (step.num_preempted and gang.status is not SequenceStatus.RUNNING):
                 continue
-            if shares[gang] is _DECODE and self._place_decode(gang.sequences[0], step):
+            if shares[gang] is _DECODE and self._placement.place_decode(gang.sequences[0], step):
                 continue
-            if not may_preempt and not self._has_room(gang, shares[gang]):
+            if not may_preempt and not self._placement.has_room(gang, shares[gang]):
                 step.is_short = True  # those after it must not take what it lacks
                 break
             self._grow(gang, shares[gang], step)
@@ -211,8 +182,8 @@ class Scheduler:
             return dict.fromkeys(self.running, _DECODE)
         lacking = []
         for gang in self.running:
-            if gang.restart:
-                self._fork_again(gang)
+            if gang.restart and self._placement.fork_again(gang):
+                self._shared_reads.forget()
             lacking.append((gang, gang.missing()))
         lacking.sort(key=_longest_missing)
         shares: dict[Gang, list[int]] = {}
@@ -242,76 +213,13 @@ class Scheduler:
 
     def _grow(self, gang: Gang, share: list[int], step: Schedule) -> None:
         """Gives a gang the blocks of its share, taking them from the last in order; it may be the last itself."""
-        while not self._has_room(gang, share):
+        while not self._placement.has_room(gang, share):
             victim = self._victim(gang)
             self._preempt(victim, step)
             if victim is gang:
                 step.budget += sum(share)
                 return
-        self._place(gang, share, step)
-
-    def _has_room(self, gang: Gang, share: list[int]) -> bool:
-        if len(share) == 1:  # most of them
-            track = gang.sequences[0].tracks[0]
-            manager = self.managers[track.model]
-            start = track.num_computed
-            return manager.num_new_blocks(track.key, start, start + share[0]) <= manager.num_free
-        extents: dict[int, list[tuple[str, int, int]]] = {}  # two tracks may draw on one model's blocks
-        for (_, track), count in zip(gang.tracks(), share, strict=True):
-            if count:
-                extent = (track.key, track.num_computed, track.num_computed + count)
-                extents.setdefault(track.model, []).append(extent)
-        return all(
-            self.managers[model].num_new_blocks_of(parts) <= self.managers[model].num_free
-            for model, parts in extents.items()
-        )
-
-    def _place(self, gang: Gang, share: list[int], step: Schedule) -> None:
-        caught_up = not gang.restart and share == gang.missing()
-        counts = iter(share)
-        for sequence in gang.sequences:
-            first = len(step.chunks)
-            for track in sequence.tracks:
-                count = next(counts)
-                if count:
-                    self._place_chunk(sequence, track, count, step)
-            if len(step.chunks) > first:
-                step.sequences.append(ScheduledSequence(sequence, first, caught_up))
-
-    def _place_decode(self, sequence: Sequence, step: Schedule) -> bool:
-        """The usual case, quickly: one position, in a block that is open. Returns whether it was that."""
-        track = sequence.tracks[0]
-        manager, start = self.managers[track.model], track.num_computed
-        table = manager.open_table(track.key, start)
-        if table is None:
-            return False
-        output = sequence.data.output_token_ids
-        token = PENDING if sequence.num_pending else output[-1] if output else track.prompt_token_ids[-1]
-        step.sequences.append(quickly(ScheduledSequence, (sequence, len(step.chunks), True)))
-        step.chunks.append(quickly(Chunk, (track.model, (token,), start, table, track.key, track.role)))
-        step.tracks.append(track)
-        track.num_computed = start + 1
-        offset = start % manager.block_size
-        if offset == 0 or offset == manager.block_size - 1:
-            known = start + 1 - sequence.num_pending
-            manager.publish(track.key, known, partial(sequence.tokens_between, track))
-        return True
-
-    def _place_chunk(self, sequence: Sequence, track: Track, count: int, step: Schedule) -> None:
-        manager = self.managers[track.model]
-        start, end = track.num_computed, track.num_computed + count
-        copies = manager.extend(track.key, start, end)
-        # Who is being admitted may copy from a block that is swapped in only now.
-        made = step.copies if sequence.status is SequenceStatus.RUNNING else step.late_copies
-        made += [BlockCopy(track.model, source, target) for source, target in copies]
-        tokens = sequence.tokens_between(track, start, end)
-        step.chunks.append(Chunk(track.model, tokens, start, manager.table(track.key), track.key, track.role))
-        step.tracks.append(track)
-        # True once this step has run, and nothing runs before it: later tracks of this very step may share.
-        track.num_computed = end
-        known = end - sequence.num_pending  # a block whose last token is pending is published one step later
-        if known // manager.block_size > (start - 1) // manager.block_size:
-            manager.publish(track.key, known, partial(sequence.tokens_between, track))
+        self._placement.place(gang, share, step)
 
     # -- admission -------------------------------------------------------------------------------------------
 
@@ -320,96 +228,28 @@ class Scheduler:
         room = self.max_num_seqs - self.num_running if self.waiting else 0
         while self.waiting and self.waiting[0].size <= room and step.budget > 0:
             gang = self.waiting[0]
-            self._plan_restart(gang)
-            found = self._find_prefixes(gang)
-            if not self._has_blocks_for(gang, found):
+            self._placement.plan_restart(gang)
+            found = self._placement.find_prefixes(gang)
+            num_running = sum(len(other.sequences) for other in self.running)
+            if not self._placement.has_blocks_for(gang, found, num_running):
                 if self.running or not self._release_a_holder(gang):
                     return
                 continue
             if gang.status is SequenceStatus.SWAPPED and not any(self._share(gang.missing(), step.budget)):
                 return  # its blocks come back in the step that goes on with it, or not at all
-            self._bring_back(gang, found, step)
-            self._fork_again(gang)
+            self._placement.bring_back(gang, found, step)
+            if self._placement.fork_again(gang):
+                self._shared_reads.forget()
             share = self._share(gang.missing(), step.budget)
             if not any(share):
                 return
             self.waiting.pop(0)
             room -= gang.size
             step.budget -= sum(share)
-            self._place(gang, share, step)
+            self._placement.place(gang, share, step)
             gang.move(SequenceStatus.RUNNING)
             insort(self.running, gang, key=_order)
             self._shared_reads.forget()
-
-    def _plan_restart(self, gang: Gang) -> None:
-        """Several that lost all they had: what they have in common is computed once, as it was at first."""
-        if len(gang.sequences) == 1 or gang.restart or gang.status is SequenceStatus.SWAPPED:
-            return
-        if all(track.num_computed == 0 for _, track in gang.tracks()):
-            sizes = [self.managers[track.model].block_size for track in gang.sequences[0].tracks]
-            gang.restart = [common // size * size for common, size in zip(gang.num_common(), sizes, strict=True)]
-
-    def _fork_again(self, gang: Gang) -> None:
-        """Ends a restart: the first has computed what all have in common, the others share it."""
-        if not gang.restart or any(gang.missing()):
-            return
-        leader = gang.sequences[0]
-        for follower in gang.sequences[1:]:
-            for source, target, end in zip(leader.tracks, follower.tracks, gang.restart, strict=True):
-                manager = self.managers[source.model]
-                manager.fork(source.key, target.key, end // manager.block_size)
-                target.num_computed = end
-        gang.restart = []
-        self._shared_reads.forget()
-
-    def _find_prefixes(self, gang: Gang) -> list[list[Entry]]:
-        """For each track of the first that must start from nothing: blocks whose content it can take over."""
-        leader = gang.sequences[0]
-        if leader.sampling_params.prompt_logprobs is not None and not leader.output_token_ids:
-            return [[] for _ in leader.tracks]  # a cached prefix has no logits to report
-        ends = gang.restart or [leader.num_tokens(track) for track in leader.tracks]
-        return [
-            self.managers[track.model].find(leader.tokens_between(track, 0, end)) if track.num_computed == 0 else []
-            for track, end in zip(leader.tracks, ends, strict=True)
-        ]
-
-    def _has_blocks_for(self, gang: Gang, found: list[list[Entry]]) -> bool:
-        """Whether all its tokens would fit, and one more block for each sequence that runs: else it would soon go."""
-        wanted = [0] * len(self.managers)
-        num_running = sum(len(gang.sequences) for gang in self.running)
-        spare = [manager.num_free - num_running for manager in self.managers]
-        for index, entries in enumerate(found):
-            members = [(sequence, sequence.tracks[index]) for sequence in gang.sequences]
-            model = members[0][1].model
-            manager = self.managers[model]
-            spare[model] -= manager.num_free - manager.num_free_without(entries)
-            totals = [manager.blocks_for(sequence.num_tokens(track)) for sequence, track in members]
-            if gang.restart:
-                common = gang.restart[index] // manager.block_size
-                wanted[model] += sum(totals) - (len(totals) - 1) * common - len(entries)
-            elif entries:
-                wanted[model] += totals[0] - len(entries)
-            else:
-                wanted[model] += manager.num_swapped([track.key for _, track in members])
-                wanted[model] += manager.num_new_blocks_of(
-                    (track.key, track.num_computed, sequence.num_tokens(track)) for sequence, track in members
-                )
-        return all(need <= have for need, have in zip(wanted, spare, strict=True))
-
-    def _bring_back(self, gang: Gang, found: list[list[Entry]], step: Schedule) -> None:
-        if gang.status is SequenceStatus.SWAPPED:
-            for model, manager in enumerate(self.managers):
-                copies = manager.swap_in([track.key for _, track in gang.tracks() if track.model == model])
-                step.swaps_in += [BlockCopy(model, source, target) for source, target in copies]
-            return
-        leader = gang.sequences[0]
-        for track, entries in zip(leader.tracks, found, strict=True):
-            if not entries:
-                continue
-            track.num_computed = self.managers[track.model].adopt(track.key, entries)
-            if not leader.output_token_ids and leader.request_id is not None:
-                cached = step.num_cached_tokens.setdefault(leader.request_id, [0] * len(leader.tracks))
-                cached[track.role] = track.num_computed
 
     # -- giving way ------------------------------------------------------------------------------------------
 
@@ -426,7 +266,7 @@ class Scheduler:
         holder = self._last_holder(but=gang)
         if holder is None:
             return False
-        self._forget_computed(holder)
+        self._placement.forget(holder)
         return True
 
     def _last_holder(self, but: Gang | None = None) -> Gang | None:
@@ -438,31 +278,17 @@ class Scheduler:
     def _preempt(self, gang: Gang, step: Schedule) -> None:
         step.num_preempted += 1
         if gang.status is not SequenceStatus.RUNNING:
-            self._forget_computed(gang)
+            self._placement.forget(gang)
             return
         _take_out(self.running, gang)
         self._shared_reads.forget()
-        keys: dict[int, list[str]] = {}
-        for _, track in gang.tracks():
-            keys.setdefault(track.model, []).append(track.key)
         swaps = self.preemption_mode == "swap" and not gang.restart
-        if swaps and all(self.managers[model].can_swap_out(some) for model, some in keys.items()):
-            for model, some in keys.items():
-                copies = self.managers[model].swap_out(some)
-                step.swaps_out += [BlockCopy(model, source, target) for source, target in copies]
+        if swaps and self._placement.swap_out(gang, step):
             gang.move(SequenceStatus.SWAPPED)
             insort(self.waiting, gang, key=_order)
             return
-        self._forget_computed(gang)
+        self._placement.forget(gang)
         self._wait(gang)
-
-    def _forget_computed(self, gang: Gang) -> None:
-        for _, track in gang.tracks():
-            self.managers[track.model].release(track.key)
-            track.num_computed = 0
-        gang.restart = []
-        if gang.status is SequenceStatus.SWAPPED:
-            gang.move(SequenceStatus.WAITING)
 
     def _wait(self, gang: Gang) -> None:
         gang.move(SequenceStatus.WAITING)

@@ -18,7 +18,7 @@ import triton.language as tl
 NUM_SUMS = 16  # what a split has room for
 
 
-# -- ids --------------------------------------------------------------------------------------------------------------
+# -- ids ---------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def exact_exponents(s: tl.tensor, t: tl.tensor, both: tl.tensor, alpha: tl.tenso
     return tl.where(both, x, float("-inf"))
 
 
-# -- sums of a split, with more ids added -----------------------------------------------------------------------------
+# -- sums of a split, with more ids added ------------------------------------------------------------------------
 
 
 @triton.jit
@@ -101,7 +101,7 @@ def store_moments(out, largest, total, mean, square, rise, rise_square):  # type
     tl.store(out + 5, rise_square)
 
 
-# -- sums of a row ----------------------------------------------------------------------------------------------------
+# -- sums of a row -----------------------------------------------------------------------------------------------
 
 
 @triton.jit
