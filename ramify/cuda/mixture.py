@@ -5,6 +5,7 @@
     settle    (rows)            what holds for the whole search, and where it starts
     seek      (rows x splits)   sums at the present α; launched a fixed number of times, each begins by taking the step
                                 that the sums of the one before call for. Rows that have arrived read nothing more
+    bound     (rows)            the last of these steps, then alpha_min, alpha_max and the teacher's rights
     refine    (rows x splits)   the same sums, from exponents in float64
     weigh     (rows x splits)   the sums at the final α, and those of both effective sample sizes
     write     (rows x splits)   log q*, and the row's numbers
