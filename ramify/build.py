@@ -14,6 +14,7 @@ from ramify.kv.blocks import BlockManager
 from ramify.kv.pool import KVPool
 from ramify.kv.sizing import num_blocks, num_host_blocks
 from ramify.models.decoder import Decoder
+from ramify.models.linear import may_be_kept_twice
 from ramify.models.loader import ModelLoader
 from ramify.native.compiler import NoCompilerError
 from ramify.native.forward import NativeLayers
@@ -227,16 +228,13 @@ def _device(
 def _layers(
     decoders: Sequence[Decoder], pools: Sequence[KVPool], *, use_native: bool, say: Callable[[str], None]
 ) -> list[Layers]:
-    """Of each model on a CPU. Our kernels are in float32 and want a second, packed copy of the weights."""
-    library = None
-    if use_native and any(decoder.head.may_pack for decoder in decoders):
+    """Of the models on a CPU. Our kernels are in float32 and want a second, packed copy of all weights."""
+    num_bytes = sum(decoder.num_bytes for decoder in decoders)
+    pairs = list(zip(decoders, pools, strict=True))
+    if use_native and all(may_be_kept_twice(decoder.head.weight, num_bytes) for decoder in decoders):
         try:
             library = load(say)
+            return [NativeLayers(library, *pair) for pair in pairs]
         except NoCompilerError as error:
             say(f"Without the CPU's kernels, on torch's operators: {error}")
-    return [
-        NativeLayers(library, decoder, pool)
-        if library is not None and decoder.head.may_pack
-        else TorchLayers(decoder, pool, GroupedAttention())
-        for decoder, pool in zip(decoders, pools, strict=True)
-    ]
+    return [TorchLayers(*pair, GroupedAttention()) for pair in pairs]

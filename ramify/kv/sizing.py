@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +10,7 @@ from ramify.config import CacheConfig
 from ramify.errors import InvalidInputError
 from ramify.kv.pool import bytes_per_block
 from ramify.models.decoder import Decoder
+from ramify.models.memory import free_memory
 
 CPU_POOL_BYTES = 4 * 2**30
 WORKSPACE_BYTES = 2**30  # of cuBLAS, graphs and partial attention results
@@ -57,7 +57,7 @@ def _pool_bytes(cache: CacheConfig, decoders: Sequence[Decoder], max_num_seqs: i
         free, total = torch.cuda.mem_get_info(decoders[0].device)
         working = sum(working_bytes(decoder, max_num_seqs, max_num_batched_tokens) for decoder in decoders)
         return int(cache.gpu_memory_utilization * total) - (total - free) - working
-    return min(CPU_POOL_BYTES, _free_memory() // 4)
+    return min(CPU_POOL_BYTES, free_memory() // 4)
 
 
 def working_bytes(decoder: Decoder, max_num_seqs: int, max_num_batched_tokens: int) -> int:
@@ -67,13 +67,3 @@ def working_bytes(decoder: Decoder, max_num_seqs: int, max_num_batched_tokens: i
     token = (6 * arch.hidden_size + 3 * arch.intermediate_size + heads) * decoder.dtype.itemsize
     logits = 3 * max_num_seqs * arch.vocab_size * 4  # drawn from, and two copies where controls change them
     return max_num_batched_tokens * token + logits + WORKSPACE_BYTES
-
-
-def _free_memory() -> int:
-    """Bytes the system could hand out now."""
-    try:
-        with open("/proc/meminfo") as file:  # noqa: PTH123
-            available = next(line for line in file if line.startswith("MemAvailable:"))
-        return int(available.split()[1]) * 1024
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -55,9 +55,9 @@ class Decoder:
         self.final_norm = torch.empty(arch.hidden_size, dtype=dtype, device=device)
         self.head = Linear(self.embedding if arch.tie_embeddings else torch.empty_like(self.embedding))
         self.frequencies = inverse_frequencies(arch.rope, arch.head_dim).to(device)
-        num_bytes = sum(parameter.numel() * parameter.itemsize for _, parameter in parameters(self))
+        self.num_bytes = sum(parameter.numel() * parameter.itemsize for _, parameter in parameters(self))
         for linear in (self.head, *(linear for layer in self.layers for linear in layer.linears)):
-            linear.may_pack = may_pack(linear.weight, num_bytes)
+            linear.may_pack = may_pack(linear.weight, self.num_bytes)
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:

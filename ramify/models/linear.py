@@ -18,7 +18,6 @@ memory, so only models that are small for the machine have one.
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +26,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from ramify.models.memory import total_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +89,19 @@ class Linear:
         return self._packed
 
 
-def may_pack(weight: Tensor, num_bytes: int) -> bool:
-    """Whether weights like this one, num_bytes in all, may be kept in a second, packed copy."""
+def may_be_kept_twice(weight: Tensor, num_bytes: int) -> bool:
+    """Whether weights like this one, num_bytes in all, may have a second, packed copy."""
     return (
         weight.device.type == "cpu"
         and weight.dtype is torch.float32
         and not weight.is_inference()  # writes to it would not be counted
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and num_bytes <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // SHARE_OF_MEMORY
+        and num_bytes <= total_memory() // SHARE_OF_MEMORY
     )
+
+
+def may_pack(weight: Tensor, num_bytes: int) -> bool:
+    """Whether that copy may be oneDNN's."""
+    return may_be_kept_twice(weight, num_bytes) and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 
 def _in_halves(x: Tensor, weight: Tensor) -> Tensor:

@@ -49,8 +49,10 @@ extern "C" void attend(const float* queries, long query_stride, const float* poo
 #pragma omp parallel num_threads(threads)
     {
         float* own = scratch + omp_get_thread_num() * scratch_size;
+        if (num_shared) {
 #pragma omp for schedule(dynamic)
-        for (long index = 0; index < num_shared; ++index) attend_item(step, list[index], own);
+            for (long index = 0; index < num_shared; ++index) attend_item(step, list[index], own);
+        }
 #pragma omp for schedule(dynamic)
         for (long index = num_shared; index < num_items; ++index) attend_item(step, list[index], own);
     }

@@ -108,7 +108,8 @@ def _in_pieces(items: list[Item], group: int, panel: int, wanted: int) -> list[I
     if len(items) >= wanted and all(item.queries == group for item in items):
         return items
     panels = sum(-(-item.queries // panel) * item.heads for item in items)
-    most = min(max(panels // wanted, 1), MOST_PANELS) * panel
+    # A row's queries stay together, however many: whether it is alone in its step must not decide how it is summed.
+    most = max(min(max(panels // wanted, 1), MOST_PANELS) * panel, group)
     return [
         item._replace(query=query, queries=min(most, item.queries - query), head=head, heads=1)
         for item in items

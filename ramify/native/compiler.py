@@ -1,6 +1,7 @@
 """Compiles the kernels for the processor at hand, once: the library stays in the user's cache.
 
-Its name is a digest of sources, flags and processor, so a change of any of them makes another library.
+Its name is a digest of sources, flags and processor, so a change of any of them makes another library. Code is loaded
+from a folder that belongs to the user (or to the system's administrator) and that nobody else may write to.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ramify.errors import RamifyError
@@ -22,36 +25,53 @@ from ramify.models.embedded import cache_folder
 # OpenMP's pragmas, but not its library: torch has brought one, and two would fight for the cores.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp")
 SECONDS = 120  # far more than any machine needs
+KEPT_DAYS = 60  # libraries of earlier versions and other processors
 
 
 class NoCompilerError(RamifyError):
     """The kernels cannot be compiled or kept here; the message says why."""
 
 
-def compiled(say: Callable[[str], None], architecture: str = "native") -> Path:
-    """The library, made if the cache lacks it; the architecture is the compiler's name for a set of instructions."""
+@contextmanager
+def compiled(say: Callable[[str], None], architecture: str = "native") -> Iterator[Path]:
+    """The library, made if the cache lacks it; the path holds while the context is open.
+
+    The architecture is the compiler's name for a set of instructions.
+    """
     if sys.platform != "linux":
         raise NoCompilerError("they are compiled on Linux only")
-    sources = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h"))
-    folder = _private_folder()
-    target = folder / f"kernels-{_digest(sources, architecture)}.so"
-    if target.exists():
-        _check_private(target)
-        return target
+    try:
+        sources = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h"))
+        folder = cache_folder().resolve() / "native"
+        folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+        # What was checked is what is loaded, whoever may exchange folders above it: the open folder, not its name.
+        opened = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
+        raise NoCompilerError(f"there is no cache to keep them in: {error}") from None
+    try:
+        _check_private(os.fstat(opened), folder)
+        path = Path(f"/proc/self/fd/{opened}") / f"kernels-{_digest(sources, architecture)}.so"
+        if not path.exists():
+            say("Compiling the CPU's kernels, once")
+            _compile(sources, folder, path.name, architecture)
+        yield path
+    finally:
+        os.close(opened)
+
+
+def _compile(sources: list[Path], folder: Path, name: str, architecture: str) -> None:
     compiler = shutil.which("g++")
     if compiler is None:
         raise NoCompilerError("no C++ compiler (g++) was found")
-    say("Compiling the CPU's kernels, once")
     try:
         with tempfile.TemporaryDirectory(prefix="compile-", dir=folder) as work:
             units = [path for path in sources if path.suffix == ".cpp"]
             _run([compiler, *FLAGS, f"-march={architecture}", "-c", *map(str, units)], work)
-            objects = [f"{path.stem}.o" for path in units]
-            _run([compiler, "-shared", *objects, "-o", target.name], work)
-            Path(work, target.name).replace(target)  # atomic: another process sees the whole file or none
+            _run([compiler, "-shared", *(f"{path.stem}.o" for path in units), "-o", name], work)
+            Path(work, name).replace(folder / name)  # atomic: another process sees the whole file or none
+        _remove_old(folder)
     except OSError as error:
         raise NoCompilerError(f"the library could not be stored in {folder}: {error.strerror or error}") from None
-    return target
 
 
 def _run(command: list[str], folder: str) -> None:
@@ -60,8 +80,9 @@ def _run(command: list[str], folder: str) -> None:
     except subprocess.TimeoutExpired:
         raise NoCompilerError(f"the compiler did not end within {SECONDS} s") from None
     if done.returncode != 0:
-        said = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["nothing"]
-        raise NoCompilerError(f"the compiler ended with {done.returncode} and said: {said[0]}")
+        lines = done.stderr.splitlines() or ["nothing"]
+        said = next((line for line in lines if "error" in line.lower()), lines[0])
+        raise NoCompilerError(f"the compiler ended with {done.returncode} and said: {said}")
 
 
 def _digest(sources: list[Path], architecture: str) -> str:
@@ -74,22 +95,23 @@ def _digest(sources: list[Path], architecture: str) -> str:
 def _processor() -> str:
     """What decides about instructions: a home folder may be shared by machines that differ."""
     facts = ("vendor_id", "cpu family", "model", "flags", "Features")
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError as error:
+        raise NoCompilerError(f"the processor is unknown: {error}") from None
     return platform.machine() + "\n".join(sorted({line for line in lines if line.split("\t")[0].strip() in facts}))
 
 
-def _private_folder() -> Path:
-    folder = cache_folder() / "native"
-    try:
-        folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise NoCompilerError(f"the cache {folder} cannot be made: {error.strerror or error}") from None
-    _check_private(folder)
-    return folder
+def _check_private(facts: os.stat_result, folder: Path) -> None:
+    if facts.st_uid not in (os.getuid(), 0):
+        raise NoCompilerError(f"{folder} belongs to another user: set RAMIFY_CACHE to a folder of your own")
+    if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise NoCompilerError(f"others may write to {folder}: remove it, and it is made anew")
 
 
-def _check_private(path: Path) -> None:
-    """Code is loaded from here: nobody else may have written it."""
-    facts = path.stat()
-    if facts.st_uid != os.getuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise NoCompilerError(f"{path} belongs to somebody else, or others may write to it")
+def _remove_old(folder: Path) -> None:
+    """What other versions left behind; a process that has loaded one keeps it."""
+    oldest = time.time() - KEPT_DAYS * 24 * 3600
+    for path in folder.iterdir():
+        if path.name.startswith(("kernels-", "compile-")) and path.stat().st_mtime < oldest:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -34,7 +34,7 @@ class _PackedLayer:
 
 
 class NativeLayers:
-    """float32 on a CPU. Memory for packed weights is taken when they are first multiplied."""
+    """float32 on a CPU. Weights are packed here and now, so that no request waits for it, or fails for memory."""
 
     def __init__(
         self,
@@ -50,6 +50,10 @@ class NativeLayers:
         self._layers = [_PackedLayer(library, layer) for layer in decoder.layers]
         self._head = PackedLinear(library, decoder.head)
         self._buffers: dict[str, Tensor] = {}
+        for packed in self._layers:
+            for linear in (packed.qkv, packed.output, packed.gate_up, packed.down):
+                linear.pack()
+        self._head.pack()
 
     def hidden(
         self,

@@ -52,4 +52,5 @@ class Library:
 
 def load(say: Callable[[str], None], architecture: str = "native") -> Library:
     """Raises NoCompilerError where the kernels cannot be had."""
-    return Library(compiled(say, architecture))
+    with compiled(say, architecture) as path:
+        return Library(path)

@@ -42,6 +42,10 @@ class PackedLinear:
         self._bias: Tensor | None = None
         self._versions = (-1, -1)
 
+    def pack(self) -> None:
+        """Now, rather than when it is first multiplied."""
+        self._packed()
+
     def multiply(self, x: Tensor, out: Tensor, ending: Ending = Ending.PLAIN) -> None:
         """x (T, depth) dense -> out (T, outputs) dense."""
         panels, bias = self._packed()
@@ -72,9 +76,10 @@ class PackedLinear:
     def _pack(self, weight: Tensor) -> Tensor:
         """(outputs, depth) -> (panels, depth, columns of a tile)"""
         outputs, depth = weight.shape
+        dense = weight.contiguous()  # held until it has been read
         panels = torch.empty(self._num_panels, depth, self._library.tile_columns)
         self._library.pack(
-            weight.contiguous().data_ptr(),
+            dense.data_ptr(),
             panels.data_ptr(),
             outputs,
             depth,

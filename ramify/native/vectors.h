@@ -80,7 +80,7 @@ static inline void transpose(Vector* vectors) {
     if constexpr (DISTANCE > 1) transpose<DISTANCE / 2>(vectors);
 }
 
-// 2^x to 2 units in the last place; 0 below 2^-126, infinity from 2^128 on, NaN for NaN.
+// 2^x to 3 units in the last place; 0 and infinity half a power before floats end, NaN for NaN.
 static inline Vector power_of_two(Vector x) {
     x = x < -127.0f ? all(-127.0f) : x;
     x = x > 128.0f ? all(128.0f) : x;

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from ramify import LLM, SamplingParams
 from ramify.native import compiler
 from ramify.native.compiler import NoCompilerError, compiled
-from ramify.native.library import Library
+from ramify.native.library import Library, load
 from tests.conftest import CheckpointMaker
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="no g++ here")
@@ -24,15 +26,30 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "native"
 
 
-def test_compiled_once_then_found_without_a_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
+def test_compiled_once_then_found_without_a_compiler(cache: Path, mask: int, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    first = compiled(said.append)
+    before = os.umask(mask)
+    try:
+        with compiled(said.append) as first:
+            assert Library(first).tile_columns > 0
+    finally:
+        os.umask(before)
     assert said == ["Compiling the CPU's kernels, once"]
     assert [path.name for path in cache.iterdir()] == [first.name]  # nothing else is left lying about
     assert cache.stat().st_mode & 0o077 == 0
     monkeypatch.setenv("PATH", "")
-    assert compiled(said.append) == first
+    assert load(said.append).tile_columns > 0
     assert len(said) == 1
+
+
+def test_what_old_versions_left_is_removed(cache: Path) -> None:
+    cache.mkdir(parents=True, mode=0o700)
+    for name, days in (("kernels-old.so", 100), ("kernels-new.so", 1), ("something else", 100)):
+        (cache / name).write_text("")
+        os.utime(cache / name, (time.time() - days * 86_400,) * 2)
+    with compiled(lambda _: None) as path:
+        assert {each.name for each in cache.iterdir()} == {path.name, "kernels-new.so", "something else"}
 
 
 def test_another_processor_or_source_is_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +67,7 @@ def test_another_processor_or_source_is_another_library(monkeypatch: pytest.Monk
 def test_without_a_compiler_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(NoCompilerError, match=r"no C\+\+ compiler \(g\+\+\)"):
-        compiled(lambda _: None)
+        load(lambda _: None)
 
 
 def test_an_engine_without_a_compiler_says_so_and_gives_the_same(
@@ -73,23 +90,46 @@ def test_what_a_broken_compiler_says_is_told(cache: Path, tmp_path: Path, monkey
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(NoCompilerError, match="ended with 3 and said: fatal error: no such thing"):
-        compiled(lambda _: None)
+        load(lambda _: None)
     assert list(cache.iterdir()) == []
 
 
-@pytest.mark.parametrize("what", ["folder", "file"])
-def test_nothing_is_loaded_that_others_may_have_written(cache: Path, what: str) -> None:
-    library = compiled(lambda _: None)
-    (cache if what == "folder" else library).chmod(0o777)
-    with pytest.raises(NoCompilerError, match="others may write to it"):
-        compiled(lambda _: None)
+def test_nothing_is_loaded_that_others_may_have_written(cache: Path, tmp_path: Path) -> None:
+    load(lambda _: None)
+    cache.chmod(0o770)
+    with pytest.raises(NoCompilerError, match=r"others may write to .*: remove it"):
+        load(lambda _: None)
+    cache.chmod(0o700)
+    cache.rename(tmp_path / "elsewhere")
+    cache.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NoCompilerError, match="no cache to keep them in"):
+        load(lambda _: None)
+
+
+def test_a_folder_of_another_user_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.mkdir(parents=True, mode=0o700)
+    if os.getuid() == 0:
+        os.chown(cache, 12_345, -1)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: 12_345)
+    with pytest.raises(NoCompilerError, match="belongs to another user: set RAMIFY_CACHE"):
+        load(lambda _: None)
 
 
 def test_a_cache_that_cannot_be_made_is_no_reason_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RAMIFY_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(NoCompilerError, match="cannot be made"):
-        compiled(lambda _: None)
+    with pytest.raises(NoCompilerError, match="no cache to keep them in"):
+        load(lambda _: None)
+
+
+def test_a_user_without_a_home_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(compiler, "cache_folder", homeless)
+    with pytest.raises(NoCompilerError, match="Could not determine home"):
+        load(lambda _: None)
 
 
 def test_a_library_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:

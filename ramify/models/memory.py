@@ -1,0 +1,41 @@
+"""How much memory this process may take: the machine's, or what the container it runs in is allowed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# The limit and the use of a control group, as version 2 and version 1 name them.
+CONTROL_GROUPS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+)
+
+
+def total_memory() -> int:
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical, *(limit for limit, _ in _limits())])
+
+
+def free_memory() -> int:
+    """Bytes the system could hand out now."""
+    return min([_available(), *(max(limit - used, 0) for limit, used in _limits())])
+
+
+def _available() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024
+    except (OSError, StopIteration):
+        return total_memory() // 2
+
+
+def _limits() -> list[tuple[int, int]]:
+    """(limit, used) of the control groups that have a limit."""
+    found = []
+    for limit, used in CONTROL_GROUPS:
+        try:
+            found.append((int(limit.read_text()), int(used.read_text())))
+        except (OSError, ValueError):  # not this version, or "max": no limit
+            continue
+    return found
