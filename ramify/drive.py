@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -13,32 +14,52 @@ from ramify.core import EngineCore
 from ramify.outputs import RequestOutput
 from ramify.request import Request
 
+SECONDS_BETWEEN_LOOKS = 0.5
+
 
 def run(core: EngineCore, requests: list[Request], *, use_tqdm: bool) -> list[RequestOutput]:
     """The finished outputs, in the requests' order."""
     finished: dict[str, RequestOutput] = {}
-    with (
-        _without_collecting_what_is_there(),
-        tqdm(total=len(requests), desc="Prompts", unit="prompt", disable=not use_tqdm) as bar,
-    ):
-        before = core.metrics.generated_tokens
-        for output in steps(core, requests):
-            if output.finished:
-                finished[output.request_id] = output
-                tokens = core.metrics.generated_tokens - before
-                elapsed = bar.format_dict["elapsed"]
-                bar.set_postfix_str(f"{tokens / max(elapsed, 1e-9):.0f} tokens/s", refresh=False)
-                bar.update()
+    with _without_collecting_what_is_there(), _Progress(core, len(requests), visible=use_tqdm) as progress:
+        for outputs in steps(core, requests):
+            ended = {output.request_id: output for output in outputs if output.finished}
+            finished |= ended
+            progress.step(len(ended))
     return [finished[request.request_id] for request in requests]
 
 
-def steps(core: EngineCore, requests: list[Request]) -> Generator[RequestOutput]:
-    """Adds requests, steps until they have ended, yields their outputs; whatever stops it aborts them."""
+class _Progress:
+    """A bar of prompts, with tokens per second, which move also while no prompt ends."""
+
+    def __init__(self, core: EngineCore, total: int, *, visible: bool) -> None:
+        self._core = core
+        self._before = core.metrics.generated_tokens
+        self._bar = tqdm(total=total, desc="Prompts", unit="prompt", disable=not visible)
+        self._start = self._shown = time.monotonic()
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def step(self, num_ended: int) -> None:
+        now = time.monotonic()
+        if self._bar.disable or not (num_ended or now - self._shown > SECONDS_BETWEEN_LOOKS):
+            return
+        speed = (self._core.metrics.generated_tokens - self._before) / max(now - self._start, 1e-9)
+        self._bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=not num_ended)
+        self._bar.update(num_ended)
+        self._shown = now
+
+
+def steps(core: EngineCore, requests: list[Request]) -> Generator[list[RequestOutput]]:
+    """Adds requests, steps until they have ended, yields each step's outputs; whatever stops it aborts them."""
     try:
         for request in requests:
             core.add_request(request)
         while core.has_unfinished():
-            yield from core.step()
+            yield core.step()
     finally:
         for request in requests:
             core.abort(request.request_id)

@@ -126,7 +126,8 @@ class LLM:
     def stream_chat(self, messages: Sequence[Message], sampling_params: SamplingParams) -> Generator[RequestOutput]:
         """Outputs of one conversation as they come, as `sampling_params.output_kind` says."""
         self._check_weights()
-        yield from steps(self.core, [self._intake.chat_request(messages, sampling_params)])
+        for outputs in steps(self.core, [self._intake.chat_request(messages, sampling_params)]):
+            yield from outputs
 
     # -- the engine's state ----------------------------------------------------------------------------------
 
