@@ -89,6 +89,8 @@ class Engine:
             wait_until_quiet()
             start, busy, own = time.perf_counter(), _busy_seconds(), self._cpu_seconds()
             speed = self.run(workload)
+            if speed is None:
+                return None
             others = (_busy_seconds() - busy) - (self._cpu_seconds() - own)
             share = others / (time.perf_counter() - start) / (os.cpu_count() or 1)
             if share <= DISTURBED:
