@@ -99,3 +99,13 @@ def test_a_padded_vocabulary_meets_the_same_noise() -> None:
     logits = torch.randn(64, 500)
     padded = torch.nn.functional.pad(logits, (0, 400), value=-torch.inf)
     assert torch.equal(draw(logits, _keys(64)), draw(padded, _keys(64)))
+
+
+@given(words=st.lists(st.integers(0, 2**32 - 1), min_size=6, max_size=6), seed=st.integers(0, 2**32 - 1))
+def test_numpy_makes_the_integers_that_torch_makes(words: list[int], seed: int) -> None:
+    rows = torch.tensor([words, words[::-1], [seed] * 6])[..., None]  # (3, 6, 1)
+    counter = (rows[:, 0] ^ torch.arange(5), *rows[:, 1:4].unbind(1))
+    key = (rows[:, 4], rows[:, 5])
+    by_numpy = philox(tuple(word.numpy() for word in counter), (key[0].numpy(), key[1].numpy()))
+    for one, other in zip(philox(counter, key), by_numpy, strict=True):
+        assert one.tolist() == other.tolist()
