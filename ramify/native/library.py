@@ -1,4 +1,4 @@
-"""The compiled functions as Python calls them: pointers and whole numbers, checked nowhere but here and in the callers.
+"""The compiled functions as Python calls them: pointers and whole numbers, whose callers see to shapes and lifetimes.
 
 A call releases Python's lock and runs on as many threads as torch would.
 """

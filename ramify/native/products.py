@@ -48,6 +48,10 @@ class PackedLinear:
 
     def multiply(self, x: Tensor, out: Tensor, ending: Ending = Ending.PLAIN) -> None:
         """x (T, depth) dense -> out (T, outputs) dense."""
+        assert x.is_contiguous(), "rows of x must lie one after the other"
+        assert out.is_contiguous(), "rows of the output must lie one after the other"
+        assert (x.shape[1], out.numel()) == (self._depth, len(x) * self._columns), "x or the output is of another shape"
+        assert (ending is Ending.GATED) == self._gated, "a gated weight is packed for that ending alone"
         panels, bias = self._packed()
         self._library.multiply_packed(
             x.data_ptr(),
