@@ -29,9 +29,8 @@ from workloads import MODEL_SHAPE  # type: ignore[import-not-found]
 
 from ramify.attention.grouped import GroupedAttention
 from ramify.kv.pool import KVPool
-from ramify.models.families import Architecture
+from ramify.models.families import architecture_from_config
 from ramify.models.linear import Linear
-from ramify.models.rope import RopeConfig
 from ramify.native.attention import NativeAttention
 from ramify.native.library import Library, load
 from ramify.native.products import PackedLinear
@@ -111,7 +110,8 @@ def attention_steps() -> dict[str, tuple[list[Chunk], list[SharedPrefix]]]:
 
 
 def attention(library: Library, repeats: int) -> dict[str, list[float]]:
-    pool = KVPool(_architecture(), NUM_BLOCKS, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    architecture = architecture_from_config({**MODEL_SHAPE, "num_hidden_layers": LAYERS_AT_ONCE})
+    pool = KVPool(architecture, NUM_BLOCKS, BLOCK_SIZE, torch.float32, torch.device("cpu"))
     pool.kv.normal_()
     native, grouped = NativeAttention(library, pool, HEADS), GroupedAttention()
     print(f"{'attention, one layer':<22}{'native':>9}{'GFLOP/s':>9}{'GB/s':>9}{'torch':>9}")
@@ -141,27 +141,6 @@ def attention(library: Library, repeats: int) -> dict[str, list[float]]:
         return times
 
     return {f"attention of {name}": times_of(name, *step) for name, step in attention_steps().items()}
-
-
-def _architecture() -> Architecture:
-    return Architecture(
-        family="llama",
-        vocab_size=8,
-        hidden_size=HEADS * HEAD_DIM,
-        intermediate_size=8,
-        num_layers=LAYERS_AT_ONCE,
-        num_heads=HEADS,
-        num_kv_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
-        rms_norm_eps=1e-6,
-        rope=RopeConfig(),
-        max_position_embeddings=None,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        tie_embeddings=True,
-    )
 
 
 def main() -> None:

@@ -11,20 +11,13 @@ from torch import Tensor
 from ramify.attention.base import Attention
 from ramify.kv.pool import KVPool
 from ramify.models.decoder import Decoder
-from ramify.plan import BlockCopy, Chunk, Plan, SharedPrefix, Work
+from ramify.plan import BlockCopy, Chunk, Plan, Work
 
 
 class Layers(Protocol):
     """What computes a decoder over a pool: torch's operators, or kernels of our own."""
 
-    def hidden(
-        self,
-        chunks: Sequence[Chunk],
-        shared: Sequence[SharedPrefix],
-        token_ids: Tensor,
-        positions: Tensor,
-        rows: Sequence[int],
-    ) -> Tensor:
+    def hidden(self, work: Plan | Work, token_ids: Tensor, positions: Tensor, rows: Sequence[int]) -> Tensor:
         """token_ids, positions (T,), chunk by chunk -> hidden states after these rows (len(rows), hidden), ascending.
 
         They may be overwritten by the next call.
@@ -40,16 +33,9 @@ class TorchLayers:
         self._pool = pool
         self._attention = attention
 
-    def hidden(
-        self,
-        chunks: Sequence[Chunk],
-        shared: Sequence[SharedPrefix],
-        token_ids: Tensor,
-        positions: Tensor,
-        rows: Sequence[int],
-    ) -> Tensor:
-        self._pool.clear([block for chunk in chunks for block in _entered(chunk, self._pool.block_size)])
-        self._attention.prepare(chunks, shared, self._pool)
+    def hidden(self, work: Plan | Work, token_ids: Tensor, positions: Tensor, rows: Sequence[int]) -> Tensor:
+        self._pool.clear([block for chunk in work.chunks for block in _entered(chunk, self._pool.block_size)])
+        self._attention.prepare(work.chunks, work.shared, self._pool)
         hidden = self._decoder.forward(token_ids, positions, self._attention.forward)
         return (
             hidden if len(rows) == len(hidden) else hidden[torch.tensor(rows, dtype=torch.long, device=hidden.device)]
@@ -78,7 +64,7 @@ class Runner:
             token_ids += chunk.token_ids
             positions += range(chunk.start, chunk.end)
         ids, places = (torch.tensor(numbers, device=decoder.device) for numbers in (token_ids, positions))
-        return self.layers.hidden(plan.chunks, plan.shared, ids, places, rows)
+        return self.layers.hidden(plan, ids, places, rows)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

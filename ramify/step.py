@@ -46,13 +46,14 @@ class DeviceStep:
                 first[place] = total
                 total += len(chunk.token_ids)
                 last[place] = total - 1
-            wanted = {last[place] for item in plan.draws for place in item.chunks if plan.chunks[place].model == model}
+            drawn = sorted({place for item in plan.draws for place in item.chunks if plan.chunks[place].model == model})
+            wanted = {last[place] for place in drawn}
             if model == 0:
                 for asked in plan.prompt_reports:
                     row = first[asked.chunk] + asked.first
                     wanted.update(range(row, row + len(asked.targets)))
             rows = sorted(wanted)
-            models.append(_Computed(runner, runner.forward(work, rows), rows))
+            models.append(_Computed(runner, runner.forward(work, rows), rows, drawn))
         prompts = prompt_reports(plan, first, models[0].logits)
         if not plan.draws:
             return StepResult([], [], prompts=prompts)
@@ -62,9 +63,10 @@ class DeviceStep:
 
 
 class _Computed:
-    """The hidden states (len(rows), hidden) that a model's step gave after some of its rows."""
+    """The hidden states (len(rows), hidden) that a model's step gave after some rows, and the chunks drawn from."""
 
-    def __init__(self, runner: Runner, hidden: Tensor, rows: Sequence[int]) -> None:
+    def __init__(self, runner: Runner, hidden: Tensor, rows: Sequence[int], drawn: Sequence[int]) -> None:
+        self.drawn = drawn
         self._runner = runner
         self._hidden = hidden
         self._place = {row: place for place, row in enumerate(rows)}
@@ -80,10 +82,9 @@ class _Computed:
 def _sources(plan: Plan, models: Sequence[_Computed], last: Sequence[int]) -> list[Source]:
     """For each track of the draws: the logits they are from. Two tracks of one model share a product."""
     logits, row_of = [], {}
-    for model, computed in enumerate(models):
-        drawn = sorted({place for item in plan.draws for place in item.chunks if plan.chunks[place].model == model})
-        row_of.update({place: row for row, place in enumerate(drawn)})
-        logits.append(computed.logits([last[place] for place in drawn]))
+    for computed in models:
+        row_of.update({place: row for row, place in enumerate(computed.drawn)})
+        logits.append(computed.logits([last[place] for place in computed.drawn]))
     return [
         Source(logits[plan.chunks[places[0]].model], [row_of[place] for place in places])
         for places in zip(*(item.chunks for item in plan.draws), strict=True)

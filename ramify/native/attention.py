@@ -22,9 +22,8 @@ from ramify.kv.pool import KVPool
 from ramify.native.library import Library
 from ramify.plan import Chunk, SharedPrefix
 
-FEWEST_SHARED_TOKENS = (
-    4_096  # not read again thanks to a group: fewer come from a cache faster than a part of their own
-)
+# Not read again thanks to a group: fewer come from a cache faster than a part of their own would take.
+FEWEST_SHARED_TOKENS = 4_096
 MOST_PANELS = 6  # of queries in an item: together they stay in the second cache
 ITEMS_PER_THREAD = 4  # to be had before items grow: threads end together
 SCORES_PER_THREAD = 8_192  # fewer are computed before a second thread has woken up
@@ -45,11 +44,12 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionWork:
-    order: IntArray  # the rows of the chunks, then those of groups
-    tables: IntArray
-    items: IntArray  # (items, fields of Item), the shared ones first, in each part the longest first
+    """Numbers in int64, held as tensors: every layer asks for their addresses."""
+
+    order: Tensor  # the rows of the chunks, then those of groups
+    tables: Tensor
+    items: Tensor  # (items, fields of Item), the shared ones first, in each part the longest first
     num_shared: int
-    most_queries: int  # of an item
     threads: int  # that are worth waking
 
     @classmethod
@@ -94,13 +94,17 @@ class AttentionWork:
         items = np.concatenate([_longest_first(part, group) for part in parts])
         num_scores = int(_num_scores(items, group).sum())
         return cls(
-            np.array(order, dtype=np.int64),
-            np.array(tables, dtype=np.int64),
-            items,
+            torch.tensor(order),
+            torch.tensor(tables),
+            torch.from_numpy(items),
             num_shared=len(parts[0]),
-            most_queries=int(items[:, 2].max()),
             threads=min(threads, 1 + num_scores // SCORES_PER_THREAD),
         )
+
+
+def most_queries(group: int, panel: int) -> int:
+    """Of an item."""
+    return max(MOST_PANELS * panel, group)
 
 
 def _in_pieces(items: list[Item], group: int, panel: int, wanted: int) -> list[Item]:
@@ -108,8 +112,8 @@ def _in_pieces(items: list[Item], group: int, panel: int, wanted: int) -> list[I
     if len(items) >= wanted and all(item.queries == group for item in items):
         return items
     panels = sum(-(-item.queries // panel) * item.heads for item in items)
-    # A row's queries stay together, however many: whether it is alone in its step must not decide how it is summed.
-    most = max(min(max(panels // wanted, 1), MOST_PANELS) * panel, group)
+    most = min(max(panels // wanted, 1) * panel, most_queries(group, panel))
+    most = max(most, group)  # a row's queries stay together: whether it is alone must not decide how it is summed
     return [
         item._replace(query=query, queries=min(most, item.queries - query), head=head, heads=1)
         for item in items
@@ -140,6 +144,8 @@ class NativeAttention:
         self._heads = num_heads
         self._kv_heads, self._head_dim = pool.kv.shape[-2:]
         self._fewest_shared_tokens = fewest_shared_tokens
+        queries = most_queries(num_heads // self._kv_heads, library.tile_columns)
+        self._scratch_size = library.attention_scratch(queries, num_heads, self._head_dim)  # of a thread
         self._scratch = torch.empty(0)
         self._scores = torch.empty(0)
 
@@ -162,9 +168,8 @@ class NativeAttention:
 
         Of both, the rows that the work names.
         """
-        scratch_size = self._library.attention_scratch(work.most_queries, self._heads, self._head_dim)
-        if self._scratch.numel() < work.threads * scratch_size:
-            self._scratch = torch.empty(work.threads * scratch_size)
+        if self._scratch.numel() < work.threads * self._scratch_size:
+            self._scratch = torch.empty(work.threads * self._scratch_size)
         if self._scores.numel() < len(out) * self._heads:
             self._scores = torch.empty(len(out) * self._heads)
         self._library.attend(
@@ -173,9 +178,9 @@ class NativeAttention:
             self._pool.layers[layer].data_ptr(),
             out.data_ptr(),
             self._scores.data_ptr(),
-            work.order.ctypes.data,
-            work.tables.ctypes.data,
-            work.items.ctypes.data,
+            work.order.data_ptr(),
+            work.tables.data_ptr(),
+            work.items.data_ptr(),
             work.num_shared,
             len(work.items),
             self._heads,
@@ -183,6 +188,6 @@ class NativeAttention:
             self._head_dim,
             self._pool.block_size,
             self._scratch.data_ptr(),
-            scratch_size,
+            self._scratch_size,
             work.threads,
         )

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.attention.slots import IntArray, slots_of
+from ramify.attention.slots import slots_of
 from ramify.kv.pool import KVPool
 from ramify.models.decoder import Decoder, Layer
 from ramify.native.attention import FEWEST_SHARED_TOKENS, AttentionWork, NativeAttention
 from ramify.native.library import Library
 from ramify.native.products import Ending, PackedLinear
-from ramify.plan import Chunk, SharedPrefix
+from ramify.plan import Chunk, Plan, SharedPrefix, Work
 
 
 class _PackedLayer:
@@ -55,19 +55,14 @@ class NativeLayers:
                 linear.pack()
         self._head.pack()
 
-    def hidden(
-        self,
-        chunks: Sequence[Chunk],
-        shared: Sequence[SharedPrefix],
-        token_ids: Tensor,
-        positions: Tensor,
-        rows: Sequence[int],
-    ) -> Tensor:
+    def hidden(self, work: Plan | Work, token_ids: Tensor, positions: Tensor, rows: Sequence[int]) -> Tensor:
         """token_ids, positions (T,), chunk by chunk -> hidden states after the last norm (len(rows), hidden)."""
+        chunks, shared = work.chunks, work.shared
         decoder, arch, total = self._decoder, self._decoder.arch, len(token_ids)
         starts = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))[:-1]
-        slots = np.concatenate([slots_of(chunk, self._pool.block_size, chunk.start) for chunk in chunks])
-        work = self._attention.work(chunks, starts, shared)
+        size = self._pool.block_size
+        slots = torch.from_numpy(np.concatenate([slots_of(chunk, size, chunk.start) for chunk in chunks]))
+        whole = self._attention.work(chunks, starts, shared)
         angles = positions.float()[:, None] * decoder.frequencies  # (T, head_dim / 2)
         turns = (angles.cos() * arch.rope.attention_factor, angles.sin() * arch.rope.attention_factor)
 
@@ -86,7 +81,7 @@ class NativeLayers:
                 selected = torch.tensor(rows)
                 residual, attended = residual[selected], attended[selected]
             else:
-                self._attention.attend(work, index, qkv, attended)
+                self._attention.attend(whole, index, qkv, attended)
             packed.output.multiply(attended, residual, Ending.ADD)
             x = self._norm(residual, packed.layer.post_norm)
             inner = self._buffer("inner", len(x), arch.intermediate_size)
@@ -123,7 +118,7 @@ class NativeLayers:
         self._library.norm(x.data_ptr(), weight.data_ptr(), epsilon, out.data_ptr(), *x.shape, threads)
         return out
 
-    def _turn_and_keep(self, index: int, qkv: Tensor, turns: tuple[Tensor, Tensor], slots: IntArray) -> None:
+    def _turn_and_keep(self, index: int, qkv: Tensor, turns: tuple[Tensor, Tensor], slots: Tensor) -> None:
         """Queries are turned where they lie; keys are turned into the pool, values copied."""
         arch, layer = self._decoder.arch, self._decoder.layers[index]
         cosines, sines = turns
@@ -134,7 +129,7 @@ class NativeLayers:
             None if layer.query_norm is None else layer.query_norm.data_ptr(),
             None if layer.key_norm is None else layer.key_norm.data_ptr(),
             arch.rms_norm_eps,
-            slots.ctypes.data,
+            slots.data_ptr(),
             self._pool.layers[index].data_ptr(),
             qkv.shape[0],
             arch.num_heads,

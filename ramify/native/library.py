@@ -18,8 +18,8 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "tile_columns": ([], _LONG),
     # weight, panels, rows, depth, num_panels, is_gated, threads
     "pack": ([_POINTER] * 2 + [_LONG] * 5, None),
-    # x, panels, bias, out, rows, depth, columns, num_panels, out_stride, ending, threads
-    "multiply_packed": ([_POINTER] * 4 + [_LONG] * 7, None),
+    # x, panels, bias, out, rows, depth, columns, num_panels, ending, threads
+    "multiply_packed": ([_POINTER] * 4 + [_LONG] * 6, None),
     # x, weight, epsilon, out, rows, columns, threads
     "norm": ([_POINTER] * 2 + [_DOUBLE, _POINTER] + [_LONG] * 3, None),
     # qkv, cosines, sines, query_norm, key_norm, epsilon, slots, pool, rows, heads, kv_heads, head_dim, threads

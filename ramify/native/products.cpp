@@ -11,7 +11,7 @@ enum Ending { PLAIN, ADD, GATED };
 struct Product {
     const float *x, *panels, *bias;
     float* out;
-    long rows, depth, columns, out_stride;
+    long depth, columns;
     Ending ending;
 };
 
@@ -31,7 +31,7 @@ void finish(const Product& product, long row, long count, long column, float* su
         const long wide = product.ending == GATED ? TILE_COLUMNS / 2 : TILE_COLUMNS;
         const long first = product.ending == GATED ? column / 2 : column;
         const long left = product.columns - first;
-        float* to = product.out + (row + i) * product.out_stride + first;
+        float* to = product.out + (row + i) * product.columns + first;
         if (left >= wide) {
             for (long j = 0; j < wide; j += WIDTH)
                 store(to + j, product.ending == ADD ? load(to + j) + load(values + j) : load(values + j));
@@ -60,8 +60,8 @@ extern "C" long tile_columns() { return TILE_COLUMNS; }
 
 // x (rows, depth), panels (ceil(columns / TILE_COLUMNS), depth, TILE_COLUMNS); `columns` are those of the output.
 extern "C" void multiply_packed(const float* x, const float* panels, const float* bias, float* out, long rows,
-                                long depth, long columns, long num_panels, long out_stride, long ending, long threads) {
-    const Product product{x, panels, bias, out, rows, depth, columns, out_stride, static_cast<Ending>(ending)};
+                                long depth, long columns, long num_panels, long ending, long threads) {
+    const Product product{x, panels, bias, out, depth, columns, static_cast<Ending>(ending)};
     if (!rows) return;
     const long blocks = (rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
     const long each = (rows + blocks - 1) / blocks;

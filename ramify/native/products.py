@@ -62,7 +62,6 @@ class PackedLinear:
             self._depth,
             self._columns,
             self._num_panels,
-            self._columns,
             ending,
             torch.get_num_threads(),
         )
