@@ -28,6 +28,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from ramify.attention.paged import PagedDecode
+from ramify.device.reads import Reads
 from ramify.kernels.work_list import OWN_SPLITS, PREFIX_SPLIT
 from ramify.plan import SharedPrefix
 
@@ -111,8 +112,18 @@ class Layers:
             merge_options=merge_options,
         )
         paged.tables.copy_(torch.from_numpy(self.tables))
-        group = SharedPrefix(shape.prefix // BLOCK_SIZE, tuple(range(shape.rows)))
-        paged.write_list(paged.work_list(shape.prefix + self.own, [group] if shape.prefix else []))
+        prefix = SharedPrefix(shape.prefix // BLOCK_SIZE, tuple(range(shape.rows)))
+        ends = shape.prefix + self.own
+        reads = Reads.of(
+            np.arange(shape.rows),
+            np.ones_like(ends),
+            ends,
+            [()] * shape.rows,
+            [prefix] if shape.prefix else [],
+            block_size=BLOCK_SIZE,
+            size=shape.rows,
+        )
+        paged.write_list(paged.work_list(reads))
         return paged
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -27,11 +28,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from offline import processor_name  # type: ignore[import-not-found]
 from workloads import MODEL_SHAPE  # type: ignore[import-not-found]
 
-from ramify.attention.grouped import GroupedAttention
+from ramify.attention import torch_parts
+from ramify.device.reads import Reads
 from ramify.kv.pool import KVPool
 from ramify.models.families import architecture_from_config
 from ramify.models.linear import Linear
-from ramify.native.attention import NativeAttention
+from ramify.native import attention
 from ramify.native.library import Library, load
 from ramify.native.products import PackedLinear
 from ramify.plan import Chunk, SharedPrefix
@@ -96,24 +98,24 @@ def attention_steps() -> dict[str, tuple[list[Chunk], list[SharedPrefix]]]:
 
     def fan(rows: int, prompt: int) -> tuple[list[Chunk], list[SharedPrefix]]:
         common = blocks(prompt)
-        chunks = [Chunk(0, [0], prompt + 24, common + blocks(25)) for _ in range(rows)]
+        chunks = [Chunk([0], prompt + 24, common + blocks(25)) for _ in range(rows)]
         return chunks, [SharedPrefix(len(common), tuple(range(rows)))]
 
     return {
-        "one": ([Chunk(0, [0], 128, blocks(129))], []),
+        "one": ([Chunk([0], 128, blocks(129))], []),
         "fan8@64": fan(8, 64),
         "fan64@1k": fan(64, 1024),
-        "mixed32": ([Chunk(0, [0], 64 + 14 * row, blocks(65 + 14 * row)) for row in range(32)], []),
-        "prompts of 300": ([Chunk(0, [0] * 300, 0, blocks(300)) for _ in range(6)], []),
-        "a prompt of 1,024": ([Chunk(0, [0] * 1024, 0, blocks(1024))], []),
+        "mixed32": ([Chunk([0], 64 + 14 * row, blocks(65 + 14 * row)) for row in range(32)], []),
+        "prompts of 300": ([Chunk([0] * 300, 0, blocks(300)) for _ in range(6)], []),
+        "a prompt of 1,024": ([Chunk([0] * 1024, 0, blocks(1024))], []),
     }
 
 
-def attention(library: Library, repeats: int) -> dict[str, list[float]]:
+def attention_times(library: Library, repeats: int) -> dict[str, list[float]]:
     architecture = architecture_from_config({**MODEL_SHAPE, "num_hidden_layers": LAYERS_AT_ONCE})
     pool = KVPool(architecture, NUM_BLOCKS, BLOCK_SIZE, torch.float32, torch.device("cpu"))
     pool.kv.normal_()
-    native, grouped = NativeAttention(library, pool, HEADS), GroupedAttention()
+    native, plain = attention.NativeAttention(library, pool, HEADS), torch_parts.TorchAttention()
     print(f"{'attention, one layer':<22}{'native':>9}{'GFLOP/s':>9}{'GB/s':>9}{'torch':>9}")
 
     def times_of(name: str, chunks: list[Chunk], shared: list[SharedPrefix]) -> list[float]:
@@ -121,8 +123,22 @@ def attention(library: Library, repeats: int) -> dict[str, list[float]]:
         qkv = torch.randn(starts[-1], HEADS + 2 * KV_HEADS, HEAD_DIM)
         out = torch.empty(starts[-1], HEADS * HEAD_DIM)
         queries, keys, values = torch.tensor_split(qkv, (HEADS, HEADS + KV_HEADS), dim=1)
-        work = native.work(chunks, starts[:-1], shared)
-        grouped.prepare(chunks, shared, pool)
+        rows = np.array([len(chunk.token_ids) for chunk in chunks])
+        ends, tables = np.array([chunk.start + 1 for chunk in chunks]), [chunk.block_table for chunk in chunks]
+        reads = [
+            Reads.of(
+                np.array(starts[:-1]),
+                rows,
+                ends,
+                tables,
+                rule.worthwhile(shared, rows, BLOCK_SIZE),
+                block_size=BLOCK_SIZE,
+                size=starts[-1],
+            )
+            for rule in (attention.SHARING, torch_parts.SHARING)
+        ]
+        work = native.items(reads[0])
+        plain.prepare(reads[1], pool)
 
         def ours() -> None:
             for layer in range(LAYERS_AT_ONCE):
@@ -130,7 +146,7 @@ def attention(library: Library, repeats: int) -> dict[str, list[float]]:
 
         def theirs() -> None:
             for layer in range(LAYERS_AT_ONCE):
-                grouped.forward(layer, queries, keys, values)
+                plain.forward(layer, queries, keys, values)
 
         times = [each / LAYERS_AT_ONCE for each in best_ms(repeats, ours, theirs)]
         operations = 4 * HEADS * HEAD_DIM * sum(sum(range(chunk.start + 1, chunk.end + 1)) for chunk in chunks)
@@ -148,7 +164,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=8)
     options = parser.parse_args()
     library = load(print)
-    results = products(library, options.repeats) | attention(library, options.repeats)
+    results = products(library, options.repeats) | attention_times(library, options.repeats)
     rounded = {name: [round(each, 4) for each in times] for name, times in results.items()}
     print(json.dumps({"ms": rounded, "machine": f"{processor_name()}, {os.cpu_count()} cores"}))
 

@@ -15,9 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -28,8 +26,8 @@ from gpu import SHAPES, engine  # type: ignore[import-not-found]
 
 from ramify import SamplingParams
 from ramify.attention import paged
-from ramify.cuda import forward, products
-from ramify.cuda.step import CudaStep
+from ramify.cuda import layers, products
+from ramify.device.step import DeviceStep
 from ramify.request import Request
 
 PARTS = {
@@ -45,14 +43,10 @@ class _Nothing:
 
     def replay(self) -> None: ...
 
-    @classmethod
-    def graph(cls, real: Any) -> Any:
-        return replace(real, graph=cls())
-
 
 def leave_out(names: list[str]) -> None:
     if "overlap" in names:
-        for module in (forward, products, paged):
+        for module in (layers, products, paged):
             module.can_overlap = lambda _: False  # type: ignore[attr-defined]
     if "products" in names:
         products.has_one_row = lambda x: False  # noqa: ARG005
@@ -96,8 +90,8 @@ def main() -> None:
         times[part_of(event.key)] += event.self_device_time_total / options.steps / 1e3
         kernels[event.key] += event.self_device_time_total / options.steps / 1e3
     device = llm.core.device
-    assert isinstance(device, CudaStep)
-    device._graphs = {key: _Nothing.graph(item) for key, item in device._graphs.items()}
+    assert isinstance(device, DeviceStep)
+    device.graphs.captured = dict.fromkeys(device.graphs.captured, _Nothing())  # type: ignore[arg-type]
     start = time.perf_counter()
     for _ in range(options.steps):
         llm.core.step()

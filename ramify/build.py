@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ramify.attention.grouped import GroupedAttention
 from ramify.config import EngineConfig, MixtureConfig
 from ramify.core import Device, EngineCore
+from ramify.device.layers import Layers, TorchLayers
+from ramify.device.step import DeviceStep
 from ramify.errors import InvalidInputError
 from ramify.intake import Intake
 from ramify.kv.blocks import BlockManager
@@ -20,10 +21,8 @@ from ramify.native.compiler import NoCompilerError
 from ramify.native.forward import NativeLayers
 from ramify.native.library import load
 from ramify.pair import PairIntake, Side
-from ramify.runner import Layers, Runner, TorchLayers
 from ramify.sampling.mixing import Mixer
 from ramify.scheduler import Scheduler
-from ramify.step import DeviceStep
 from ramify.text.codec import TextCodec
 from ramify.text.tokenizer import Tokenizer
 
@@ -99,7 +98,6 @@ def build_pair(
     core = _assemble(
         teacher,
         decoders,
-        roles=(0, len(decoders) - 1),
         codec=codec,
         eos_token_ids=ends,
         max_model_len=min(lengths),
@@ -146,20 +144,18 @@ def _assemble(
     config: EngineConfig,
     decoders: Sequence[Decoder],
     *,
-    roles: Sequence[int] = (0,),
     codec: TextCodec,
     eos_token_ids: frozenset[int],
     max_model_len: int,
     mixer: Mixer | None = None,
     say: Callable[[str], None],
 ) -> EngineCore:
-    """`roles` names the model of each track."""
     cache, limits = config.cache_config, config.scheduler_config
     max_num_batched_tokens = limits.resolve_max_num_batched_tokens(on_gpu=decoders[0].device.type == "cuda")
     blocks = num_blocks(
         cache,
         decoders,
-        num_tracks=len(roles),
+        num_tracks=1 if mixer is None else 2,
         max_num_seqs=limits.max_num_seqs,
         max_model_len=max_model_len,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -188,7 +184,7 @@ def _assemble(
             max_model_len=max_model_len,
             preemption_mode=limits.preemption_mode,
         ),
-        _device(config, decoders, pools, roles=roles, max_model_len=max_model_len, mixer=mixer, say=say),
+        _device(config, decoders, pools, max_model_len=max_model_len, mixer=mixer, say=say),
         seed=config.model_config.seed,
         eos_token_ids=eos_token_ids,
         make_text=codec.make_stream,
@@ -202,33 +198,31 @@ def _device(
     decoders: Sequence[Decoder],
     pools: Sequence[KVPool],
     *,
-    roles: Sequence[int],
     max_model_len: int,
     mixer: Mixer | None,
     say: Callable[[str], None],
 ) -> Device:
-    """What runs plans where the models are: graphs on a GPU, kernels of our own or torch's operators on a CPU."""
-    mode = config.model_config.logprobs_mode
+    """What runs plans where the models are: kernels on a GPU, kernels of our own or torch's operators on a CPU."""
+    mode, max_num_seqs = config.model_config.logprobs_mode, config.scheduler_config.max_num_seqs
     if decoders[0].device.type == "cpu":
-        layers = _layers(decoders, pools, use_native=not config.model_config.enforce_eager, say=say)
-        return DeviceStep([Runner(*each) for each in zip(decoders, pools, layers, strict=True)], mode, mixer)
-    from ramify.cuda.step import CudaStep, Model  # needs Triton, which only a GPU needs
+        layers = _cpu_layers(decoders, pools, use_native=not config.model_config.enforce_eager, say=say)
+        return DeviceStep(layers, max_num_seqs=max_num_seqs, logprobs_mode=mode, mixer=mixer)
+    from ramify.cuda.step import cuda_step  # needs Triton, which only a GPU needs
 
-    return CudaStep(
-        [Model(*each) for each in zip(decoders, pools, strict=True)],
-        roles,
-        max_num_seqs=config.scheduler_config.max_num_seqs,
+    return cuda_step(
+        list(zip(decoders, pools, strict=True)),
+        max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         logprobs_mode=mode,
-        use_graphs=not config.model_config.enforce_eager,
         mixer=mixer,
+        use_graphs=not config.model_config.enforce_eager,
     )
 
 
-def _layers(
+def _cpu_layers(
     decoders: Sequence[Decoder], pools: Sequence[KVPool], *, use_native: bool, say: Callable[[str], None]
-) -> list[Layers]:
-    """Of the models on a CPU. Our kernels are in float32 and want a second, packed copy of all weights."""
+) -> Sequence[Layers]:
+    """Our kernels are in float32 and want a second, packed copy of all weights."""
     num_bytes = sum(decoder.num_bytes for decoder in decoders)
     pairs = list(zip(decoders, pools, strict=True))
     if use_native and all(may_be_kept_twice(decoder.head.weight, num_bytes) for decoder in decoders):
@@ -237,4 +231,4 @@ def _layers(
             return [NativeLayers(library, *pair) for pair in pairs]
         except NoCompilerError as error:
             say(f"Without the CPU's kernels, on torch's operators: {error}")
-    return [TorchLayers(*pair, GroupedAttention()) for pair in pairs]
+    return [TorchLayers(*pair) for pair in pairs]

@@ -10,13 +10,14 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from ramify.demands import Demands
 from ramify.errors import InvalidInputError
 from ramify.metrics import EngineMetrics, IterationStats
 from ramify.outputs import FinishReason, RequestOutput
-from ramify.plan import NOT_FINITE, Draw, Plan, PromptReport, StepResult, Ticket, quickly
+from ramify.plan import NOT_FINITE, Draw, Plan, PromptReport, Row, StepResult, Ticket, quickly
 from ramify.request import Request
 from ramify.sampling_params import SamplingParams
-from ramify.schedule import Schedule, ScheduledSequence
+from ramify.schedule import Schedule
 from ramify.scheduler import Scheduler
 from ramify.search.advance import Candidate
 from ramify.search.group import Group
@@ -43,12 +44,10 @@ class Device(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step under way: what it was scheduled for, whose draws it makes, and where its result will be."""
+    """A step under way: what it was scheduled for, what was asked of the device, and where its result will be."""
 
     schedule: Schedule
     plan: Plan
-    drawn_from: list[Sequence]  # for every draw, the sequence it continues
-    only_read: list[Sequence]  # whose prompt is all that was asked about
     ticket: Ticket
 
 
@@ -92,17 +91,18 @@ class EngineCore:
     def add_request(self, request: Request) -> None:
         """Queues a request, or raises InvalidInputError if it can never be scheduled; nothing is kept then."""
         self.check(request)
-        params = request.sampling_params
+        params, number = request.sampling_params, self._num_arrived
         request.arrival_time = self.clock()
-        self._groups[request.request_id] = Group(
-            request,
-            seed=params.seed if params.seed is not None else request_seed(self.seed, self._num_arrived),
-            longest_output=self.scheduler.longest_output(request.root),
+        demands = Demands(
+            params,
+            number=number,
+            seed=params.seed if params.seed is not None else request_seed(self.seed, number),
+            prompts=tuple(track.prompt_token_ids for track in request.root.tracks),
             eos_token_ids=self.eos_token_ids,
-            make_text=lambda: self.make_text(params),
             bad_words=self.encode_words(params.bad_words) if params.bad_words and self.encode_words else (),
-            decode=self.decode,
+            longest_output=self.scheduler.longest_output(request.root),
         )
+        self._groups[request.request_id] = Group(request, demands, self.make_text(params), decode=self.decode)
         self._num_arrived += 1
         self.scheduler.add(request)
 
@@ -125,10 +125,10 @@ class EngineCore:
         self.last_step = IterationStats(timestamp=self.clock())
         try:
             now, self._under_way = self._under_way or self._launch(self.scheduler.schedule()), None
-            if self.device.runs_ahead and now.plan.chunks and not now.schedule.is_short:
+            if self.device.runs_ahead and not now.schedule.is_empty and not now.schedule.is_short:
                 self._expect(now)
                 ahead = self.scheduler.schedule(may_preempt=False)
-                self._under_way = self._launch(ahead) if ahead.chunks else None
+                self._under_way = None if ahead.is_empty else self._launch(ahead)
             result = now.ticket()
         except BaseException:
             self._abandon()
@@ -136,84 +136,63 @@ class EngineCore:
         return self._record(now, result)
 
     def _launch(self, schedule: Schedule) -> Launched:
-        plan, drawn_from, only_read = self._plan(schedule)
-        return Launched(schedule, plan, drawn_from, only_read, self.device.launch(plan))
+        plan = self._plan(schedule)
+        return Launched(schedule, plan, self.device.launch(plan))
 
     def _expect(self, launched: Launched) -> None:
         """Before the result is known: one more token for those that just go on, a pause for those that may change."""
-        for item in launched.schedule.sequences:
-            sequence = item.sequence
-            if not item.caught_up or sequence.is_finished():
+        for sequence, _, caught_up in launched.schedule.sequences:
+            if not caught_up or sequence.is_finished():
                 continue
-            group = self._groups[sequence.request_id or ""]
+            demands = self._groups[sequence.request_id].demands
             length = len(sequence.data.output_token_ids)
-            forks = not length and group.params.num_samples > 1
-            if group.may_run_ahead and not forks and length + 1 < group.ends.longest_output:
+            forks = not length and demands.params.num_samples > 1
+            if demands.may_run_ahead and not forks and length + 1 < demands.longest_output:
                 sequence.num_pending = 1
             else:
                 sequence.is_blocked = True
 
-    def _plan(self, schedule: Schedule) -> tuple[Plan, list[Sequence], list[Sequence]]:
+    def _plan(self, schedule: Schedule) -> Plan:
         now = self.last_step.timestamp
         draws: list[Draw] = []
-        drawn_from: list[Sequence] = []
-        only_read: list[Sequence] = []
         reports: list[PromptReport] = []
-        for item in schedule.sequences:
-            sequence = item.sequence
-            group = self._groups[sequence.request_id or ""]
+        for sequence, rows, caught_up in schedule.sequences:
+            request_id = sequence.request_id
+            group = self._groups[request_id]
+            demands = group.demands
             if group.metrics.first_scheduled_time is None:
                 group.metrics = replace(group.metrics, first_scheduled_time=now)
                 self.last_step.record_queue_time(now - group.metrics.arrival_time)
-            if group.asks_about_prompt:
-                reports += _prompt_report(group, schedule, item)
-            if not item.caught_up:
+            if demands.params.prompt_logprobs is not None:
+                reports += _prompt_report(group, sequence, rows[0], schedule)
+            if not caught_up or demands.longest_output == 0:
                 continue
-            if group.ends.longest_output == 0:
-                only_read.append(sequence)
-                continue
-            output, first = sequence.data.output_token_ids, item.first_chunk
+            output, parent = sequence.data.output_token_ids, sequence.child
             position = len(output) + sequence.num_pending
-            chunks = (first,) if len(sequence.tracks) == 1 else tuple(range(first, first + len(sequence.tracks)))
-            parent = sequence.child
-            for child in (parent,) if position else group.children_of(sequence):
-                fields = (sequence.request_id, parent, child, position, group.seed, chunks, group.rules, output)
-                draws.append(quickly(Draw, fields))
-                drawn_from.append(sequence)
-        plan = Plan(
-            tuple(schedule.chunks),
-            tuple(draws),
-            tuple(schedule.copies),
-            tuple(schedule.swaps_out),
-            tuple(schedule.swaps_in),
-            tuple(schedule.late_copies),
-            tuple(schedule.shared),
-            tuple(reports),
-        )
-        return plan, drawn_from, only_read
+            for child in (parent,) if position else range(demands.num_first_draws):
+                draws.append(quickly(Draw, (request_id, parent, child, position, rows, demands, output)))
+        return Plan(schedule.works, draws, reports)
 
     def _record(self, launched: Launched, result: StepResult) -> list[RequestOutput]:
         now = self.clock()
-        schedule, plan = launched.schedule, launched.plan
-        for item in schedule.sequences:
-            item.sequence.num_pending, item.sequence.is_blocked = 0, False
-        self._count(schedule)
+        for sequence, _, _ in launched.schedule.sequences:
+            sequence.num_pending, sequence.is_blocked = 0, False
+        self._count(launched.schedule)
         outputs = self._record_prompts(launched, result)
         drawn: dict[str, list[Candidate]] = {}
         faults: dict[str, str] = {}
-        for index, draw in enumerate(plan.draws):
-            sequence = launched.drawn_from[index]
-            if sequence.is_finished():
+        for index, draw in enumerate(launched.plan.draws):
+            group = self._groups.get(draw.request_id)
+            if group is None or not group.awaits(draw):
                 continue  # it ended while this step was under way
-            group = self._groups[draw.request_id]
-            if group.children_go_alone and draw.position and not result.faults:
-                outputs += self._go_on(group, sequence, _candidate(draw, index, result), now)
+            if draw.position and draw.demands.children_go_alone and not result.faults:
+                outputs += self._go_on(group, _candidate(draw, index, result), now)
                 continue
             candidates = drawn.setdefault(draw.request_id, [])
             if index in result.faults:
                 faults.setdefault(draw.request_id, result.faults[index])
             elif index in result.expansions:
-                candidates += [Candidate(draw.parent, draw.child, *item) for item in result.expansions[index]]
+                candidates += [Candidate(draw.parent, draw.child, *token) for token in result.expansions[index]]
             else:
                 candidates.append(_candidate(draw, index, result))
         for request_id, candidates in drawn.items():
@@ -232,37 +211,38 @@ class EngineCore:
     def _record_prompts(self, launched: Launched, result: StepResult) -> list[RequestOutput]:
         """Files what was reported of prompts; a request that wanted nothing more ends here."""
         outputs: list[RequestOutput] = []
-        for asked, reports in zip(launched.plan.prompt_reports, result.prompts, strict=True):
+        schedule, plan = launched.schedule, launched.plan
+        for asked, reports in zip(plan.prompt_reports, result.prompts, strict=True):
             group = self._groups.get(asked.request_id)
-            if group is None:
-                continue
-            if any(math.isnan(item.logprob) for item in reports):
+            if group is None or group.demands.number != asked.demands.number:
+                continue  # it ended while this step was under way
+            if any(math.isnan(report.logprob) for report in reports):
                 outputs.append(self._stop(group, FinishReason.ERROR, NOT_FINITE))
                 continue
-            first = launched.plan.chunks[asked.chunk].start + asked.first
+            first = plan.works[asked.first.model].chunks[asked.first.chunk].start + asked.first.offset
             group.prompt_reports += reports[len(group.prompt_reports) - first :]
-        for sequence in launched.only_read:
-            group = self._groups.get(sequence.request_id or "")
-            if group is not None:
+        for sequence, _, caught_up in schedule.sequences:
+            if caught_up and sequence.sampling_params.max_tokens == 0 and not sequence.is_finished():
+                group = self._groups[sequence.request_id]
                 group.finish_unread()
                 self.scheduler.remove(sequence)
                 outputs += self._due(group)
         return outputs
 
-    def _go_on(self, group: Group, sequence: Sequence, token: Candidate, now: float) -> list[RequestOutput]:
+    def _go_on(self, group: Group, token: Candidate, now: float) -> list[RequestOutput]:
         """What `_advance` comes to where children do not look at each other: most of them, in most steps."""
         latency, ended = group.go_on(token, now)
         self.last_step.num_generation_tokens += 1
         if latency is not None:
             self.last_step.inter_token_latencies.append(latency)
         if ended:
-            self.scheduler.remove(sequence)
-        return self._due(group) if ended or group.is_streamed else []
+            self.scheduler.remove(group.children[token.child].sequence)
+        return self._due(group) if ended or group.demands.is_streamed else []
 
     def _advance(self, group: Group, candidates: list[Candidate], now: float) -> None:
         changes = group.advance(candidates, now)
         self.last_step.num_generation_tokens += len(changes.latencies)
-        self.last_step.inter_token_latencies += [item for item in changes.latencies if item is not None]
+        self.last_step.inter_token_latencies += [latency for latency in changes.latencies if latency is not None]
         self.scheduler.adopt(changes.forks)
         for sequence in changes.left:
             self.scheduler.remove(sequence)
@@ -313,19 +293,13 @@ class EngineCore:
         }
 
     def _count(self, schedule: Schedule) -> None:
-        step = self.last_step
-        step.num_preempted = schedule.num_preempted
-        for request_id, cached in schedule.num_cached_tokens.items():
+        stats = self.last_step
+        stats.num_preempted = schedule.num_preempted
+        for role, counts in schedule.tracks.items():
+            stats.tracks[role].add(counts)
+        for request_id, count in schedule.num_cached_tokens.items():
             if request_id in self._groups:
-                self._groups[request_id].num_cached_tokens = sum(cached)
-            for role, count in enumerate(cached):
-                step.tracks[role].num_cached_tokens += count
-        for chunk, track in zip(schedule.chunks, schedule.tracks, strict=True):
-            counts = step.tracks[track.role]
-            counts.num_positions += len(chunk.token_ids)
-            prompt = len(track.prompt_token_ids)
-            if chunk.start < prompt:
-                counts.num_prompt_tokens += min(chunk.end, prompt) - chunk.start
+                self._groups[request_id].num_cached_tokens = count
 
 
 def _candidate(draw: Draw, index: int, result: StepResult) -> Candidate:
@@ -335,24 +309,17 @@ def _candidate(draw: Draw, index: int, result: StepResult) -> Candidate:
     return quickly(Candidate, fields)
 
 
-def _prompt_report(group: Group, schedule: Schedule, item: ScheduledSequence) -> list[PromptReport]:
+def _prompt_report(group: Group, sequence: Sequence, last: Row, schedule: Schedule) -> list[PromptReport]:
     """What this step can tell about prompt tokens not told about yet; each is told by the row before it."""
     prompt = group.request.prompt_token_ids
-    chunk = schedule.chunks[item.first_chunk]
+    chunk = schedule.works[last.model].chunks[last.chunk]
     # What lies before the chunk was asked for by an earlier step, which may still be under way.
     told = max(len(group.prompt_reports), chunk.start)
-    last = min(chunk.end, len(prompt) - 1)
-    if item.sequence.child != 0 or told >= last or group.params.prompt_logprobs is None:
+    end = min(chunk.end, len(prompt) - 1)
+    if sequence.child != 0 or told >= end:
         return []
-    return [
-        PromptReport(
-            group.request.request_id,
-            item.first_chunk,
-            told - chunk.start,
-            prompt[told + 1 : last + 1],
-            group.params.prompt_logprobs,
-        )
-    ]
+    first = last._replace(offset=told - chunk.start)
+    return [PromptReport(group.request.request_id, first, prompt[told + 1 : end + 1], group.demands)]
 
 
 def request_seed(engine_seed: int, arrival: int) -> int:

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ramify.plan import BlockCopy, Chunk, SharedPrefix
-from ramify.sequence import Sequence, Track
+from ramify.metrics import TrackCounts
+from ramify.plan import Row, Work
+from ramify.sequence import Sequence
 
 
 class ScheduledSequence(NamedTuple):
-    """A sequence, the index of its first chunk in this step, and whether its whole gang has caught up after it."""
+    """A sequence, the last row of each of its chunks, and whether its whole gang has caught up after this step."""
 
     sequence: Sequence
-    first_chunk: int
+    rows: tuple[Row, ...]
     caught_up: bool
 
 
 @dataclass(slots=True)
 class Schedule:
-    """What one step computes and moves; filled while it is made, read-only afterwards."""
+    """Filled while it is made, read-only afterwards."""
 
     budget: int
+    works: list[Work]  # of each model
     sequences: list[ScheduledSequence] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
-    tracks: list[Track] = field(default_factory=list)  # whose chunk each is
-    copies: list[BlockCopy] = field(default_factory=list)
-    late_copies: list[BlockCopy] = field(default_factory=list)  # of what came back in this step
-    swaps_out: list[BlockCopy] = field(default_factory=list)
-    swaps_in: list[BlockCopy] = field(default_factory=list)
-    shared: list[SharedPrefix] = field(default_factory=list)
     num_preempted: int = 0
-    is_short: bool = False  # some found no room, and nobody could be made to give way
-    # By request, one number per track, for prompts that found a prefix.
-    num_cached_tokens: dict[str, list[int]] = field(default_factory=dict)
+    is_short: bool = False  # some found no room, and nobody could be preempted
+    tracks: defaultdict[int, TrackCounts] = field(default_factory=lambda: defaultdict(TrackCounts))  # by role
+    num_cached_tokens: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))  # by request
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is computed; blocks may still move."""
+        return not self.sequences

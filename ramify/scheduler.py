@@ -16,12 +16,13 @@ from ramify.errors import InvalidInputError
 from ramify.gang import Gang
 from ramify.kv.blocks import BlockManager
 from ramify.placement import Placement
+from ramify.plan import Work
 from ramify.request import Request
 from ramify.schedule import Schedule
 from ramify.sequence import Order, Sequence, SequenceStatus
 from ramify.shared_reads import SharedReads
 
-_DECODE = [1]  # the share of a sequence that lacks one position; most of them, so it is one object
+_ONE = [1]  # the share of a sequence that lacks one position: most of them
 
 
 class Scheduler:
@@ -46,7 +47,7 @@ class Scheduler:
         self._gang_of: dict[str, Gang] = {}
         self._num_arrived = 0
         self._placement = Placement(managers)
-        self._shared_reads = SharedReads([manager.block_size for manager in managers])
+        self._shared_reads = [SharedReads(manager.block_size) for manager in managers]
 
     @property
     def num_running(self) -> int:
@@ -126,7 +127,7 @@ class Scheduler:
             for source, target in zip(parent.tracks, child.tracks, strict=True):
                 self.managers[source.model].fork(source.key, target.key)
             gang = self._gang_of[parent.seq_id]
-            self._shared_reads.forget()
+            self._rows_changed()
             if gang.num_together is not None:
                 gang.join(child)
             else:
@@ -151,53 +152,50 @@ class Scheduler:
         if len(gang.sequences) == 1 and not _take_out(self.running, gang):
             _take_out(self.waiting, gang)
         gang.sequences.remove(sequence)
-        self._shared_reads.forget()
+        self._rows_changed()
 
     # -- one step --------------------------------------------------------------------------------------------
 
     def schedule(self, *, may_preempt: bool = True) -> Schedule:
         """Decides a step. While another is under way nobody can be made to give way: it may be about to fork or end."""
-        step = Schedule(self.max_num_batched_tokens)
-        shares = self._share_budget(step)
+        schedule = Schedule(self.max_num_batched_tokens, [Work() for _ in self.managers])
+        shares = self._share_budget(schedule)
         for gang in list(self.running):
-            if gang not in shares or (step.num_preempted and gang.status is not SequenceStatus.RUNNING):
+            if gang not in shares or (schedule.num_preempted and gang.status is not SequenceStatus.RUNNING):
                 continue
-            if shares[gang] is _DECODE and self._placement.place_decode(gang.sequences[0], step):
+            if shares[gang] == _ONE and self._placement.place_decode(gang.sequences[0], schedule):
                 continue
             if not may_preempt and not self._placement.has_room(gang, shares[gang]):
-                step.is_short = True  # those after it must not take what it lacks
+                schedule.is_short = True  # those after it must not take what it lacks
                 break
-            self._grow(gang, shares[gang], step)
-        if not step.is_short:
-            self._admit(step)
-        # Who went to host memory in this step may have been made to forget that too, and its place given to another.
-        step.swaps_out = list({(copy.model, copy.target): copy for copy in step.swaps_out}.values())
-        step.shared = self._shared_reads.find(step.chunks, step.tracks)
-        return step
+            self._grow(gang, shares[gang], schedule)
+        if not schedule.is_short:
+            self._admit(schedule)
+        for work, shared_reads in zip(schedule.works, self._shared_reads, strict=True):
+            # Who was swapped out in this step may then have given up its host blocks too, and another got them.
+            work.swaps_out = list({copy.target: copy for copy in work.swaps_out}.values())
+            work.shared = shared_reads.find(work.chunks)
+        return schedule
 
-    def _share_budget(self, step: Schedule) -> dict[Gang, list[int]]:
+    def _share_budget(self, schedule: Schedule) -> dict[Gang, list[int]]:
         """Positions each running gang may compute per track. Who lacks least goes first: a long prompt waits."""
-        if len(self.running) <= step.budget and all(gang.decodes for gang in self.running):  # the usual case
-            step.budget -= len(self.running)
-            return dict.fromkeys(self.running, _DECODE)
+        if len(self.running) <= schedule.budget and all(gang.decodes for gang in self.running):  # the usual case
+            schedule.budget -= len(self.running)
+            return dict.fromkeys(self.running, _ONE)
         lacking = []
         for gang in self.running:
             if gang.restart and self._placement.fork_again(gang):
-                self._shared_reads.forget()
+                self._rows_changed()
             lacking.append((gang, gang.missing()))
         lacking.sort(key=_longest_missing)
         shares: dict[Gang, list[int]] = {}
         for gang, missing in lacking:
-            if step.budget == 0:
+            if schedule.budget == 0:
                 break
-            if missing == _DECODE:
-                shares[gang] = _DECODE
-                step.budget -= 1
-                continue
-            share = self._share(missing, step.budget)
+            share = self._share(missing, schedule.budget)
             if any(share):
                 shares[gang] = share
-                step.budget -= sum(share)
+                schedule.budget -= sum(share)
         return shares
 
     def _share(self, missing: list[int], budget: int) -> list[int]:
@@ -211,22 +209,22 @@ class Scheduler:
             budget -= share[-1]
         return share
 
-    def _grow(self, gang: Gang, share: list[int], step: Schedule) -> None:
+    def _grow(self, gang: Gang, share: list[int], schedule: Schedule) -> None:
         """Gives a gang the blocks of its share, taking them from the last in order; it may be the last itself."""
         while not self._placement.has_room(gang, share):
             victim = self._victim(gang)
-            self._preempt(victim, step)
+            self._preempt(victim, schedule)
             if victim is gang:
-                step.budget += sum(share)
+                schedule.budget += sum(share)
                 return
-        self._placement.place(gang, share, step)
+        self._placement.place(gang, share, schedule)
 
     # -- admission -------------------------------------------------------------------------------------------
 
-    def _admit(self, step: Schedule) -> None:
+    def _admit(self, schedule: Schedule) -> None:
         """Starts waiting gangs in order, as long as sequences, tokens and blocks allow."""
         room = self.max_num_seqs - self.num_running if self.waiting else 0
-        while self.waiting and self.waiting[0].size <= room and step.budget > 0:
+        while self.waiting and self.waiting[0].size <= room and schedule.budget > 0:
             gang = self.waiting[0]
             self._placement.plan_restart(gang)
             found = self._placement.find_prefixes(gang)
@@ -235,21 +233,21 @@ class Scheduler:
                 if self.running or not self._release_a_holder(gang):
                     return
                 continue
-            if gang.status is SequenceStatus.SWAPPED and not any(self._share(gang.missing(), step.budget)):
+            if gang.status is SequenceStatus.SWAPPED and not any(self._share(gang.missing(), schedule.budget)):
                 return  # its blocks come back in the step that goes on with it, or not at all
-            self._placement.bring_back(gang, found, step)
+            self._placement.bring_back(gang, found, schedule)
             if self._placement.fork_again(gang):
-                self._shared_reads.forget()
-            share = self._share(gang.missing(), step.budget)
+                self._rows_changed()
+            share = self._share(gang.missing(), schedule.budget)
             if not any(share):
                 return
             self.waiting.pop(0)
             room -= gang.size
-            step.budget -= sum(share)
-            self._placement.place(gang, share, step)
+            schedule.budget -= sum(share)
+            self._placement.place(gang, share, schedule)
             gang.move(SequenceStatus.RUNNING)
             insort(self.running, gang, key=_order)
-            self._shared_reads.forget()
+            self._rows_changed()
 
     # -- giving way ------------------------------------------------------------------------------------------
 
@@ -275,20 +273,24 @@ class Scheduler:
                 return gang
         return None
 
-    def _preempt(self, gang: Gang, step: Schedule) -> None:
-        step.num_preempted += 1
+    def _preempt(self, gang: Gang, schedule: Schedule) -> None:
+        schedule.num_preempted += 1
         if gang.status is not SequenceStatus.RUNNING:
             self._placement.forget(gang)
             return
         _take_out(self.running, gang)
-        self._shared_reads.forget()
+        self._rows_changed()
         swaps = self.preemption_mode == "swap" and not gang.restart
-        if swaps and self._placement.swap_out(gang, step):
+        if swaps and self._placement.swap_out(gang, schedule):
             gang.move(SequenceStatus.SWAPPED)
             insort(self.waiting, gang, key=_order)
             return
         self._placement.forget(gang)
         self._wait(gang)
+
+    def _rows_changed(self) -> None:
+        for shared_reads in self._shared_reads:
+            shared_reads.forget()
 
     def _wait(self, gang: Gang) -> None:
         gang.move(SequenceStatus.WAITING)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 
 from ramify.errors import IllegalMoveError, InvalidInputError
+from ramify.plan import PENDING
 from ramify.sampling_params import SamplingParams
 
 
@@ -81,7 +82,6 @@ class SequenceData:
 
 
 Order = tuple[int, int, int]  # priority, arrival, child
-PENDING = -1  # stands for a token that the device has drawn and the host does not know yet
 
 
 class Track:
@@ -135,7 +135,7 @@ class Sequence:
         if (prompt_token_ids is None) == (data is None):
             raise InvalidInputError("a Sequence takes either prompt_token_ids or data, and not both")
         self.seq_id = seq_id
-        self.request_id = request_id
+        self.request_id = seq_id if request_id is None else request_id  # a sequence by itself is its own request
         self.data = data if data is not None else SequenceData(prompt_token_ids or ())
         self.sampling_params = sampling_params if sampling_params is not None else SamplingParams()
         self.child = child

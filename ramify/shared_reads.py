@@ -1,4 +1,4 @@
-"""Which chunks of a step may read the same leading blocks together; looked for again only when rows have changed."""
+"""Which chunks of one model's step may read the same leading blocks together; looked for only when rows changed."""
 
 from __future__ import annotations
 
@@ -6,40 +6,30 @@ from collections.abc import Sequence
 
 from ramify.kv.sharing import best_sharing
 from ramify.plan import Chunk, SharedPrefix
-from ramify.sequence import Track
 
 
 class SharedReads:
-    """`block_sizes` are those of the models."""
-
-    def __init__(self, block_sizes: Sequence[int]) -> None:
-        self._block_sizes = block_sizes
-        self._known: list[tuple[int, list[Track]]] | None = None  # None: rows changed, find out again
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._known: list[tuple[int, list[str]]] | None = None  # block counts and keys; None: find out again
 
     def forget(self) -> None:
         """Rows came, went or were forked."""
         self._known = None
 
-    def find(self, chunks: Sequence[Chunk], tracks: Sequence[Track]) -> list[SharedPrefix]:
-        """Of the chunks of a step, and whose they are."""
+    def find(self, chunks: Sequence[Chunk]) -> list[SharedPrefix]:
         if self._known is None:
-            self._known = self._look(chunks, tracks)
+            # Only blocks that were full before this step count: a chunk's own positions are not its past.
+            tables = [chunk.block_table[: chunk.start // self._block_size] for chunk in chunks]
+            self._known = [
+                (sharing.num_blocks, [chunks[row].key for row in sharing.rows]) for sharing in best_sharing(tables)
+            ]
         shared = []
-        chunk_of = {track: index for index, track in enumerate(tracks)} if self._known else {}
-        for num_blocks, members in self._known:
-            places = tuple(chunk_of[member] for member in members if member in chunk_of)
-            if len(places) > 1:
-                shared.append(SharedPrefix(num_blocks, places))
+        index_of = {chunk.key: index for index, chunk in enumerate(chunks)} if self._known else {}
+        for num_blocks, keys in self._known:
+            sharers = tuple(index_of[key] for key in keys if key in index_of)
+            if len(sharers) > 1:
+                shared.append(SharedPrefix(num_blocks, sharers))
         if any(len(chunk.token_ids) > 1 for chunk in chunks):
             self._known = None  # prompts on their way will share more in the next step
         return shared
-
-    def _look(self, chunks: Sequence[Chunk], tracks: Sequence[Track]) -> list[tuple[int, list[Track]]]:
-        """Only blocks that were full before this step count: a chunk's own positions are not its past."""
-        found = []
-        for model, block_size in enumerate(self._block_sizes):
-            rows = [index for index, chunk in enumerate(chunks) if chunk.model == model]
-            tables = [chunks[row].block_table[: chunks[row].start // block_size] for row in rows]
-            for item in best_sharing(tables):
-                found.append((item.num_blocks, [tracks[rows[row]] for row in item.rows]))
-        return found

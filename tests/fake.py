@@ -1,34 +1,111 @@
 """A model without a model: exact logits from a hash of the tokens a sequence has seen, kept in a simulated KV pool.
 
-It reads the tokens back from the pool through the block tables, as attention would: a wrong table, a missing copy or a
-stale block changes its output. Its logits are exact, so equality in tests is bitwise.
+`FakeLayers` stand under the engine's own device step, in the place of torch's operators or kernels. They are handed
+tokens, slots and reads, and read the tokens back from the pool through the block tables, as attention would: a wrong
+table, row, slot or token, a missing copy or a stale block changes their output. Logits are exact, so equality in tests
+is bitwise.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ramify.config import LogprobsMode, PreemptionMode
 from ramify.core import EngineCore
+from ramify.device.layers import Batch
+from ramify.device.reads import Reads, SharingRule
+from ramify.device.step import DeviceStep, SamplerKernels
 from ramify.kv.blocks import BlockManager
-from ramify.plan import Chunk, Plan, StepResult, Ticket
+from ramify.plan import BlockCopy, Plan, Ticket, Work
 from ramify.sampling.mixing import Mixer
-from ramify.sampling.pipeline import Sampler, Source
-from ramify.sampling.reports import report
 from ramify.scheduler import Scheduler
-from ramify.sequence import PENDING
 from ramify.text.stream import TextStream
 
 VOCAB = 300
 EMPTY = -1
 
 
-class FakeDevice:
-    """Runs plans over pools of token ids, one per model; remembers every plan. With a mixer, draws have two tracks."""
+class FakePool:
+    """Blocks of token ids, on the device and on the host."""
+
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int) -> None:
+        self.block_size = block_size
+        self.blocks = [[EMPTY] * block_size for _ in range(num_blocks)]
+        self.host = [[EMPTY] * block_size for _ in range(num_host_blocks)]
+
+    def move(self, work: Work) -> None:
+        self._copy(work.swaps_out, self.blocks, self.host)
+        self._copy(work.copies, self.blocks, self.blocks)
+        self._copy(work.swaps_in, self.host, self.blocks)
+        self._copy(work.late_copies, self.blocks, self.blocks)
+
+    def _copy(self, copies: Sequence[BlockCopy], sources: list[list[int]], targets: list[list[int]]) -> None:
+        contents = {copy.target: list(sources[copy.source]) for copy in copies}
+        assert len(contents) == len(copies), "two moves into one block"
+        for target, content in contents.items():
+            targets[target] = content
+
+
+class FakeLayers:
+    """Hidden states are logits already."""
+
+    device = torch.device("cpu")
+    vocab_size = VOCAB
+    sharing = SharingRule(fewest_positions=1)
+
+    def __init__(self, pool: FakePool, model: int) -> None:
+        self.pool = pool
+        self.poisoned: Callable[[list[int]], bool] = lambda _tokens: False
+        self._model = model
+
+    def prepare(self, reads: Reads) -> None:
+        size = reads.block_size
+        for prefix in reads.shared:
+            tables = {reads.tables[sharer][: prefix.num_blocks] for sharer in prefix.sharers}
+            assert len(tables) == 1, "sharers that do not share"
+            assert all(reads.ends[sharer] > prefix.num_blocks * size for sharer in prefix.sharers), "not yet computed"
+            assert all(reads.begins[sharer] == prefix.num_blocks * size for sharer in prefix.sharers)
+        self._reads = reads
+
+    def forward(self, batch: Batch, rows: Sequence[int] | None = None) -> Tensor:
+        size = self.pool.block_size
+        token_ids, positions, slots = (column.tolist() for column in batch)
+        assert len(token_ids) == self._reads.size
+        for token_id, slot in zip(token_ids, slots, strict=True):
+            if slot >= 0:
+                self.pool.blocks[slot // size][slot % size] = token_id
+        logits: list[Tensor | None] = [None] * len(token_ids)
+        reads = self._reads
+        for chunk, table in enumerate(reads.tables):
+            first, end = int(reads.first_rows[chunk]), int(reads.ends[chunk] + reads.num_rows[chunk] - 1)
+            seen = [self.pool.blocks[table[position // size]][position % size] for position in range(end)]
+            assert EMPTY not in seen, "a position was attended to before it was written"
+            for offset in range(int(reads.num_rows[chunk])):
+                row, length = first + offset, int(reads.ends[chunk]) + offset
+                assert positions[row] == length - 1, "a row at another's position"
+                assert slots[row] == table[(length - 1) // size] * size + (length - 1) % size, "written elsewhere"
+                assert logits[row] is None, "two chunks in one row"
+                if rows is None or row in rows:
+                    logits[row] = self._logits(seen[:length])
+        chosen = range(len(logits)) if rows is None else rows
+        empty = torch.full((VOCAB,), torch.nan)  # padding
+        return (
+            torch.stack([empty if (each := logits[row]) is None else each for row in chosen]) if chosen else empty[:0]
+        )
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        return hidden if out is None else out.copy_(hidden)
+
+    def _logits(self, seen: list[int]) -> Tensor:
+        return torch.full((VOCAB,), torch.nan) if self.poisoned(seen) else logits_after(seen, self._model)
+
+
+class FakeDevice(DeviceStep):
+    """The engine's device step over fake layers, one per model; remembers every plan."""
 
     def __init__(
         self,
@@ -37,82 +114,32 @@ class FakeDevice:
         num_host_blocks: int = 0,
         logprobs_mode: LogprobsMode = "raw",
         *,
+        max_num_seqs: int = 16,
         runs_ahead: bool = False,
         num_models: int = 1,
         mixer: Mixer | None = None,
+        kernels: SamplerKernels | None = None,
     ) -> None:
-        self.block_size = block_size
-        self.pools = [[[EMPTY] * block_size for _ in range(num_blocks)] for _ in range(num_models)]
-        self.hosts = [[[EMPTY] * block_size for _ in range(num_host_blocks)] for _ in range(num_models)]
+        self.pools = [FakePool(num_blocks, block_size, num_host_blocks) for _ in range(num_models)]
+        self.layers = [FakeLayers(pool, model) for model, pool in enumerate(self.pools)]
         self.plans: list[Plan] = []
-        self.runs_ahead = runs_ahead
-        self._last_drawn: dict[str, int] = {}  # by track
-        self.sampler = Sampler(logprobs_mode, mixer)
-        self.poisoned: Callable[[list[int]], bool] = lambda _tokens: False
-
-    def _check_sharing(self, plan: Plan) -> None:
-        for group in plan.shared:
-            chunks = [plan.chunks[index] for index in group.chunks]
-            tables = {(chunk.model, chunk.block_table[: group.num_blocks]) for chunk in chunks}
-            assert len(tables) == 1, "a group that does not share"
-            assert all(plan.chunks[index].start >= group.num_blocks * self.block_size for index in group.chunks)
+        super().__init__(
+            self.layers,
+            max_num_seqs=max_num_seqs,
+            logprobs_mode=logprobs_mode,
+            mixer=mixer,
+            kernels=kernels,
+            runs_ahead=runs_ahead,
+        )
 
     def launch(self, plan: Plan) -> Ticket:
-        """Runs at once, but tells later: who runs ahead sees tokens as PENDING, as on a real device."""
-        result = self.run(plan)
-        for draw, token_id in zip(plan.draws, result.token_ids, strict=True):
-            self._last_drawn.update({plan.chunks[chunk].key: token_id for chunk in draw.chunks})
-        return lambda: result
-
-    def run(self, plan: Plan) -> StepResult:
         self.plans.append(plan)
-        for moves, sources, targets in (
-            (plan.swaps_out, self.pools, self.hosts),
-            (plan.copies, self.pools, self.pools),
-            (plan.swaps_in, self.hosts, self.pools),
-            (plan.late_copies, self.pools, self.pools),
-        ):
-            contents = {(move.model, move.target): list(sources[move.model][move.source]) for move in moves}
-            assert len(contents) == len(moves), "two moves into one block"
-            for (model, target), content in contents.items():
-                targets[model][target] = content
-        self._check_sharing(plan)
-        rows = []
-        for chunk in plan.chunks:
-            for offset, token_id in enumerate(chunk.token_ids):
-                position = chunk.start + offset
-                block = chunk.block_table[position // self.block_size]
-                known = self._last_drawn[chunk.key] if token_id == PENDING else token_id
-                self.pools[chunk.model][block][position % self.block_size] = known
-        for chunk in plan.chunks:
-            seen = self._seen(chunk)
-            assert EMPTY not in seen, "a position was attended to before it was written"
-            rows.append(self._logits(seen, chunk.model))
-        prompts = []
-        for asked in plan.prompt_reports:
-            chunk = plan.chunks[asked.chunk]
-            assert 0 <= asked.first <= len(chunk.token_ids) - len(asked.targets), "asked about rows of another step"
-            seen = self._seen(chunk)
-            ends = [chunk.start + asked.first + row + 1 for row in range(len(asked.targets))]
-            logits = torch.stack([self._logits(seen[:end], chunk.model) for end in ends])
-            prompts.append([row[0] for row in report(logits, torch.tensor(asked.targets)[:, None], asked.num_top)])
-        if not plan.draws:
-            return StepResult([], [], prompts=prompts)
-        logits = torch.stack(rows)
-        by_track = zip(*(item.chunks for item in plan.draws), strict=True)
-        result = self.sampler.sample([Source(logits, chunks) for chunks in by_track], plan.draws)
-        result.prompts.extend(prompts)
-        return result
+        return super().launch(plan)
 
-    def _logits(self, seen: list[int], model: int) -> Tensor:
-        return torch.full((VOCAB,), torch.nan) if self.poisoned(seen) else logits_after(seen, model)
-
-    def _seen(self, chunk: Chunk) -> list[int]:
-        pool = self.pools[chunk.model]
-        return [
-            pool[chunk.block_table[position // self.block_size]][position % self.block_size]
-            for position in range(chunk.end)
-        ]
+    def poison(self, poisoned: Callable[[list[int]], bool]) -> None:
+        """After such tokens, logits are NaN."""
+        for layers in self.layers:
+            layers.poisoned = poisoned
 
 
 def logits_after(tokens: list[int], model: int = 0) -> Tensor:
@@ -138,6 +165,7 @@ def fake_engine(
     runs_ahead: bool = False,
     num_models: int = 1,
     mixer: Mixer | None = None,
+    kernels: SamplerKernels | None = None,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> EngineCore:
     scheduler = Scheduler(
@@ -163,9 +191,11 @@ def fake_engine(
             block_size,
             num_host_blocks,
             logprobs_mode,
+            max_num_seqs=max_num_seqs,
             runs_ahead=runs_ahead,
             num_models=num_models,
             mixer=mixer,
+            kernels=kernels,
         ),
         seed=seed,
         eos_token_ids=eos_token_ids,

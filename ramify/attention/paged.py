@@ -12,13 +12,12 @@ header: number of own items, where they begin, number of prefix items, where the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
+from ramify.device.reads import Reads
 from ramify.kernels import decode_attention as decode
 from ramify.kernels import prefix_attention as prefix
 from ramify.kernels.merge import merge
@@ -27,12 +26,10 @@ from ramify.kernels.work_list import (
     GROUP_FIELDS,
     PREFIX_FIELDS,
     PREFIX_SPLIT,
-    Int64s,
     WorkList,
     build_work_list,
     own_split_for,
 )
-from ramify.plan import SharedPrefix
 
 _HEADER = 16
 _ALIGNED = 4  # int32s in 16 bytes: Triton compiles for aligned pointers apart
@@ -103,16 +100,13 @@ class PagedDecode:
         self._first_part, self._num_parts = self._list[parts:counts], self._list[counts:groups]
         self._groups, self._members = self._list[groups:members], self._list[members:]
 
-    def work_list(self, lengths: ArrayLike, shared: Sequence[SharedPrefix] = ()) -> WorkList:
-        """The list of a step, cut as these kernels want it; see build_work_list."""
-        rows: Int64s = np.asarray(lengths, dtype=np.int64)
+    def work_list(self, reads: Reads) -> WorkList:
+        """The single rows of a step, cut as these kernels want it; see build_work_list."""
         return build_work_list(
-            rows,
-            shared,
-            block_size=self._block_size,
+            reads,
             queries_per_row=self._queries_per_row,
             query_tile=self._prefix_options["block_m"],
-            own_split=self._own_split or own_split_for(len(rows), self._kv_heads),
+            own_split=self._own_split or own_split_for(reads.num_singles, self._kv_heads),
             prefix_split=self._prefix_split,
         )
 

@@ -1,37 +1,38 @@
-"""Attention of prompts' chunks: every chunk sees its track's past and itself, all chunks of a step in one call."""
+"""Attention of pieces of prompts: each sees its track's past and itself, all of a step in one call."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.attention.slots import slots_of
-from ramify.cuda.upload import upload
+from ramify.device.reads import Int64s, Reads, slots_between
+from ramify.device.rows import upload
 from ramify.kv.pool import KVPool
-from ramify.plan import Chunk
 
 
-class ChunkAttention:
-    """Made once a step for its chunks; the keys and values of all of them are written before it is asked."""
+class PromptAttention:
+    """Made once a step; the keys and values of all its rows are written before it is asked."""
 
-    def __init__(self, chunks: Sequence[Chunk], pool: KVPool, device: torch.device) -> None:
-        self._pool = pool
-        self._chunks = chunks
-        slots = [slots_of(chunk, pool.block_size, 0) for chunk in chunks]
+    def __init__(self, reads: Reads, pool: KVPool) -> None:
+        device = pool.kv.device
+        chosen = np.flatnonzero(reads.num_rows > 1)
+        chosen = chosen[np.argsort(reads.first_rows[chosen])]
+        self._queries: Int64s = reads.num_rows[chosen]
+        self._keys: Int64s = reads.ends[chosen] + self._queries - 1
+        slots = [
+            slots_between(reads.tables[chunk], 0, end, reads.block_size)
+            for chunk, end in zip(chosen.tolist(), self._keys.tolist(), strict=True)
+        ]
         self._slots = upload(np.concatenate(slots), device)
-        queries = [len(chunk.token_ids) for chunk in chunks]
-        keys = [chunk.end for chunk in chunks]
-        self._query_ends = _ends(queries, device)
-        self._key_ends = _ends(keys, device)
-        self._longest = max(queries), max(keys)
+        self._query_ends, self._key_ends = (
+            upload(np.cumsum([0, *counts], dtype=np.int32), device) for counts in (self._queries, self._keys)
+        )
 
-    def attend(self, layer: int, queries: Tensor) -> Tensor:
-        """queries (T, heads, head_dim) of all chunks, one after the other -> (T, heads * head_dim)."""
-        seen = self._pool.kv[layer].index_select(0, self._slots)  # (keys, 2, kv_heads, head_dim)
+    def attend(self, queries: Tensor, kv: Tensor) -> Tensor:
+        """queries (T, heads, head_dim), kv (slots, 2, kv_heads, head_dim) -> (T, heads * head_dim)."""
+        seen = kv.index_select(0, self._slots)  # (keys, 2, kv_heads, head_dim)
         keys, values = seen[:, 0], seen[:, 1]
         if queries.device.type == "cuda" and queries.dtype is not torch.float32:
             attended: Tensor = torch.ops.aten._flash_attention_forward(
@@ -40,7 +41,8 @@ class ChunkAttention:
                 values,
                 self._query_ends,
                 self._key_ends,
-                *self._longest,
+                int(self._queries.max()),
+                int(self._keys.max()),
                 0.0,  # dropout
                 True,  # causal, aligned at the ends
                 False,  # no debug mask
@@ -51,17 +53,12 @@ class ChunkAttention:
     def _one_by_one(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """For precisions that the fast kernel does not know."""
         outputs, row, first = [], 0, 0
-        for chunk in self._chunks:
-            count = len(chunk.token_ids)
+        for count, end in zip(self._queries.tolist(), self._keys.tolist(), strict=True):
             q = queries[row : row + count].transpose(0, 1)[None]
-            k, v = (x[first : first + chunk.end].transpose(0, 1)[None] for x in (keys, values))
-            positions = torch.arange(chunk.start, chunk.end, device=queries.device)
-            mask = torch.arange(chunk.end, device=queries.device) <= positions[:, None]
+            k, v = (x[first : first + end].transpose(0, 1)[None] for x in (keys, values))
+            positions = torch.arange(end - count, end, device=queries.device)
+            mask = torch.arange(end, device=queries.device) <= positions[:, None]
             attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
             outputs.append(attended[0].transpose(0, 1).flatten(1))
-            row, first = row + count, first + chunk.end
+            row, first = row + count, first + end
         return torch.cat(outputs)
-
-
-def _ends(counts: Sequence[int], device: torch.device) -> Tensor:
-    return upload(np.cumsum([0, *counts], dtype=np.int32), device)

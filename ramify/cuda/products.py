@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,9 +22,10 @@ from ramify.kernels.few_rows_product import (
     few_rows_product,
     padded_rows,
 )
+from ramify.kernels.norm import add_rms_norm
 from ramify.kernels.overlap import can_overlap
 from ramify.kernels.parts import Parts
-from ramify.kernels.row_product import RowTiles, row_product
+from ramify.kernels.row_product import Norm, RowTiles, row_gate_up, row_product
 from ramify.models.linear import Linear
 
 # As timed on an H200 (bench/products.py) for the shapes of 1.5B and 3B models, 1 to 64 rows. All products of a model
@@ -56,40 +58,103 @@ def has_few_rows(x: Tensor) -> bool:
     return x.shape[0] <= MOST_ROWS and (x.device.type == "cpu" or x.dtype.itemsize == 2)
 
 
-def product(linear: Linear, x: Tensor) -> Parts:
-    """(T, columns) -> parts of (T, outputs)."""
-    if not has_few_rows(x):
-        return Parts.whole(linear.product(x).contiguous())
-    rows, (outputs, columns) = x.shape[0], linear.weight.shape
-    tiles = tiles_for(rows, outputs, columns, shared_memory_of(x.device))
-    values = torch.empty(tiles.splits, rows, outputs, dtype=torch.float32, device=x.device)
-    few_rows_product(x, linear.weight, values, tiles, overlap=can_overlap(x.device))
-    return Parts(values, linear.bias)
+class Stream:
+    """The residual stream (T, hidden), and what the last product adds to it before it is next read."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self._pending: Parts | None = None
+        self._normed = torch.empty_like(values)
+
+    def add(self, delta: Parts) -> None:
+        self._pending = delta
+
+    def normed(self, norm: Norm) -> Tensor:
+        """Takes in what is pending; returns the norm (T, hidden), in memory that the next one will overwrite."""
+        overlap = can_overlap(self.values.device)
+        add_rms_norm(self.values, self._pending, norm.weight, norm.eps, self._normed, overlap=overlap)
+        self._pending = None
+        return self._normed
 
 
-def gate_up(linear: Linear, x: Tensor, out: Tensor) -> None:
-    """(T, columns) -> out (T, inner): silu(gate) * up."""
-    if has_few_rows(x):
-        tiles = gate_up_tiles_for(x.shape[0], shared_memory_of(x.device))
-        few_rows_gate_up(x, linear.weight, out, tiles, bias=linear.bias, overlap=can_overlap(x.device))
-    else:
-        silu_and_multiply(linear.product(x).contiguous(), out)
+class Weight(Protocol):
+    """A weight (outputs, columns) on a GPU, whatever form it is kept in: all that the layers know of it."""
+
+    def from_stream(self, stream: Stream, norm: Norm) -> Parts:
+        """The product of the stream's norm (T, columns), in parts of (T, outputs)."""
+
+    def gated_from_stream(self, stream: Stream, norm: Norm, out: Tensor) -> None:
+        """The same, of gate over up: out (T, outputs / 2) = silu(gate) * up."""
+
+    def into_stream(self, x: Tensor, stream: Stream) -> None:
+        """The product of x (T, columns) is added to the stream."""
+
+    def logits(self, x: Tensor, out: Tensor) -> None:
+        """The product of x (R, columns) to out (R, outputs) float32, summed in float32 whatever the precision."""
 
 
-def head(linear: Linear, x: Tensor) -> Tensor:
-    """(R, hidden) -> logits (R, vocabulary) in float32, summed and written in float32 whatever the precision."""
-    rows, vocab_size = x.shape[0], linear.weight.shape[0]
-    if has_one_row(x):
-        logits = torch.empty(1, vocab_size, dtype=torch.float32, device=x.device)
-        row_product(x, linear.weight, logits, tiles=ROW_HEAD_TILES, overlap=can_overlap(x.device))
-        return logits
-    if has_few_rows(x):
-        logits = torch.empty(1, rows, vocab_size, dtype=torch.float32, device=x.device)
-        few_rows_product(x, linear.weight, logits, head_tiles_for(rows), overlap=can_overlap(x.device))
-        return logits[0]
-    if x.device.type == "cuda" and x.dtype is not torch.float32:
-        return torch.mm(x, linear.weight.t(), out_dtype=torch.float32)
-    return linear.product(x).float().contiguous()
+class DenseWeight:
+    """A weight as it is in memory: the one place where kernels see its tensor.
+
+    One row, where starting a kernel takes as long as its work, has norms and residual adds done by the products
+    themselves; several rows leave a product in parts, which whoever reads it adds up.
+    """
+
+    def __init__(self, linear: Linear) -> None:
+        self._linear = linear
+
+    def from_stream(self, stream: Stream, norm: Norm) -> Parts:
+        if not has_one_row(stream.values):
+            return self._product(stream.normed(norm))
+        out = stream.values.new_empty(1, self._linear.weight.shape[0])
+        self._row_product(stream.values, out, ROW_TILES, norm=norm)
+        return Parts.whole(out)
+
+    def gated_from_stream(self, stream: Stream, norm: Norm, out: Tensor) -> None:
+        weight, bias = self._linear.weight, self._linear.bias
+        overlap = can_overlap(out.device)
+        if has_one_row(stream.values):
+            row_gate_up(stream.values, weight, out, tiles=ROW_GATE_UP_TILES, bias=bias, norm=norm, overlap=overlap)
+            return
+        x = stream.normed(norm)
+        if has_few_rows(x):
+            tiles = gate_up_tiles_for(x.shape[0], shared_memory_of(x.device))
+            few_rows_gate_up(x, weight, out, tiles, bias=bias, overlap=overlap)
+        else:
+            silu_and_multiply(self._linear.product(x).contiguous(), out)
+
+    def into_stream(self, x: Tensor, stream: Stream) -> None:
+        if has_one_row(x):
+            self._row_product(x, stream.values, ROW_TILES, adds=True)
+        else:
+            stream.add(self._product(x))
+
+    def logits(self, x: Tensor, out: Tensor) -> None:
+        weight, overlap = self._linear.weight, can_overlap(x.device)
+        if has_one_row(x):
+            self._row_product(x, out, ROW_HEAD_TILES)
+        elif has_few_rows(x):
+            few_rows_product(x, weight, out[None], head_tiles_for(x.shape[0]), overlap=overlap)
+        elif x.device.type == "cuda" and x.dtype is not torch.float32:
+            torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+        else:
+            out.copy_(self._linear.product(x))
+
+    def _product(self, x: Tensor) -> Parts:
+        """(T, columns) -> parts of (T, outputs)."""
+        if not has_few_rows(x):
+            return Parts.whole(self._linear.product(x).contiguous())
+        rows, (outputs, columns) = x.shape[0], self._linear.weight.shape
+        tiles = tiles_for(rows, outputs, columns, shared_memory_of(x.device))
+        values = torch.empty(tiles.splits, rows, outputs, dtype=torch.float32, device=x.device)
+        few_rows_product(x, self._linear.weight, values, tiles, overlap=can_overlap(x.device))
+        return Parts(values, self._linear.bias)
+
+    def _row_product(
+        self, x: Tensor, out: Tensor, tiles: RowTiles, *, norm: Norm | None = None, adds: bool = False
+    ) -> None:
+        linear, overlap = self._linear, can_overlap(x.device)
+        row_product(x, linear.weight, out, tiles=tiles, bias=linear.bias, norm=norm, adds=adds, overlap=overlap)
 
 
 def tiles_for(rows: int, outputs: int, columns: int, shared_memory: int = LEAST_SHARED_MEMORY) -> Tiles:

@@ -84,13 +84,13 @@ class Results:
         if self._arrived is not None:
             self._arrived.record()
 
-    def read(self, rows: Sequence[int], draws: Sequence[Draw]) -> StepResult:
+    def read(self, rows: Sequence[int] | NDArray[np.int64], draws: Sequence[Draw]) -> StepResult:
         """Waits; in the order of the plan's draws, whose rows these are."""
         if self._arrived is not None:
             self._arrived.synchronize()
         index = np.asarray(rows, dtype=np.int64)
         token_ids, logprobs, faults = (part.numpy()[index] for part in self._host[:3])
-        messages = {place: FAULTS[int(faults[place])] for place in np.flatnonzero(faults).tolist()}
+        messages = {draw: FAULTS[int(faults[draw])] for draw in np.flatnonzero(faults).tolist()}
         reports = self._read_reports(index, draws) if self._has_reports else {}
         result = StepResult(token_ids.tolist(), logprobs.tolist(), messages, reports)
         if self._has_mixture:
@@ -101,8 +101,8 @@ class Results:
         """Copies, since the next step but one writes here again."""
         logprobs, ranks, top_ids, top_logprobs = (part.numpy()[index] for part in self._host.reports)
         told = {}
-        for place, (item, logprob, rank) in enumerate(zip(draws, logprobs.tolist(), ranks.tolist(), strict=True)):
-            count = item.rules.params.logprobs
+        for number, (draw, logprob, rank) in enumerate(zip(draws, logprobs.tolist(), ranks.tolist(), strict=True)):
+            count = draw.demands.params.logprobs
             if count is not None:
-                told[place] = TokenReport(logprob, rank, top_ids[place, :count], top_logprobs[place, :count])
+                told[number] = TokenReport(logprob, rank, top_ids[number, :count], top_logprobs[number, :count])
         return told

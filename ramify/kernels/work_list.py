@@ -13,17 +13,15 @@ on that row, its group and the padded number of rows, so what a row computes doe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from ramify.plan import SharedPrefix
+from ramify.device.reads import Int64s, Reads
 
 Int32s = NDArray[np.int32]
-Int64s = NDArray[np.int64]
 
 OWN_SPLITS = (64, 512)  # positions of a row's own part that one item walks: where rows are few, where they are many
 MOST_OWN_PARTS = 16  # a longer row is cut into longer stretches: who merges its parts takes one after the other
@@ -48,43 +46,38 @@ class WorkList:
 
 
 def build_work_list(
-    lengths: ArrayLike,
-    shared: Sequence[SharedPrefix] = (),
+    reads: Reads,
     *,
-    block_size: int,
     queries_per_row: int,
     query_tile: int,
     own_split: int,
     prefix_split: int = PREFIX_SPLIT,
 ) -> WorkList:
-    """`lengths`: positions each row attends to, the one just written included; 0 for a row that is padding.
+    """The single rows of a step; rows that no chunk stands in are padding.
 
-    `shared`: groups whose `chunks` are row numbers, each row in at most one. `queries_per_row` query heads read one
-    key-value head; the queries of a group, member by member, are cut into tiles of `query_tile`. Query q of a group
-    belongs to its member q // queries_per_row. A row is cut every `own_split` positions, or twice that, four times
-    that, ..., until it has no more than MOST_OWN_PARTS parts of its own.
+    `queries_per_row` query heads read one KV head; the queries of sharers, row by row, are cut into tiles of
+    `query_tile`. Query q of a shared prefix belongs to its sharer q // queries_per_row. A row is cut every `own_split`
+    positions, or twice that, four times that, ..., until it has no more than MOST_OWN_PARTS parts of its own.
     """
-    ends: Int64s = np.asarray(lengths, dtype=np.int64)
-    starts = np.zeros_like(ends)  # where each row's own part begins
+    starts, ends = np.zeros((2, reads.num_singles), np.int64)  # of each row's own part
+    single = reads.num_rows == 1
+    rows = reads.first_rows[single]
+    starts[rows], ends[rows] = reads.begins[single], reads.ends[single]
+    if (starts > ends).any():
+        raise ValueError(f"row {int(np.argmax(starts > ends))} is shorter than the prefix it shares")
     shared_parts = np.zeros_like(ends)
-    if shared:
-        sizes = np.array([len(group.chunks) for group in shared])
-        prefixes = np.array([group.num_blocks for group in shared]) * block_size
-        members = np.fromiter(chain.from_iterable(group.chunks for group in shared), np.int64, int(sizes.sum()))
+    groups = np.empty((len(reads.shared), GROUP_FIELDS), np.int32)
+    prefix, members = np.empty((0, PREFIX_FIELDS), np.int32), np.empty(0, np.int64)
+    if reads.shared:
+        sizes = np.array([len(prefix.sharers) for prefix in reads.shared])
+        prefixes = np.array([prefix.num_blocks for prefix in reads.shared]) * reads.block_size
+        sharers = chain.from_iterable(prefix.sharers for prefix in reads.shared)
+        members = reads.first_rows[np.fromiter(sharers, np.int64, int(sizes.sum()))]
         splits = -(-prefixes // prefix_split)
-        starts[members] = np.repeat(prefixes, sizes)
         shared_parts[members] = np.repeat(splits, sizes)
-        if (starts > ends).any():
-            raise ValueError(f"row {int(np.argmax(starts > ends))} is shorter than the prefix it shares")
-        first_members = np.cumsum(sizes) - sizes
-        groups = np.empty((len(shared), GROUP_FIELDS), np.int32)
-        groups[:, 0] = [group.chunks[0] if group.chunks else 0 for group in shared]
-        groups[:, 1] = first_members
+        groups[:, 1] = np.cumsum(sizes) - sizes
+        groups[:, 0] = members[groups[:, 1]]
         prefix = _prefix_items(prefixes, splits, sizes * queries_per_row, prefix_split, query_tile)
-    else:
-        members = np.empty(0, np.int64)
-        groups = np.empty((0, GROUP_FIELDS), np.int32)
-        prefix = np.empty((0, PREFIX_FIELDS), np.int32)
     own_splits = np.full_like(ends, own_split)
     while (too_many := ends - starts > MOST_OWN_PARTS * own_splits).any():
         own_splits[too_many] *= 2

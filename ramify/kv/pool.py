@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ramify.models.families import Architecture
-
-Pair = tuple[int, int]
+from ramify.plan import BlockCopy, Work
 
 
 class KVPool:
@@ -43,6 +42,13 @@ class KVPool:
         self.layer_blocks = self.blocks.unbind(0)
         self._host_blocks: Tensor | None = None
 
+    def move(self, work: Work) -> None:
+        """This order is the scheduler's promise: a block may be read by one of these and then be another's target."""
+        self.swap_out(work.swaps_out)
+        self.copy_blocks(work.copies)
+        self.swap_in(work.swaps_in)
+        self.copy_blocks(work.late_copies)
+
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """slots (T,), keys and values (T, kv_heads, head_dim)."""
         self.layers[layer].index_copy_(0, slots, torch.stack((keys, values), dim=1))
@@ -58,22 +64,22 @@ class KVPool:
         if blocks:
             self.blocks.index_fill_(1, self._tensor(blocks), 0)
 
-    def copy_blocks(self, pairs: Sequence[Pair]) -> None:
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Gives each target block its source's content, in all layers."""
-        if pairs:
-            sources, targets = self._tensor(pairs).unbind(1)
+        if copies:
+            sources, targets = self._tensor(copies).unbind(1)
             self.blocks.index_copy_(1, targets, self.blocks.index_select(1, sources))
 
-    def swap_out(self, pairs: Sequence[Pair]) -> None:
-        """(device block, host block) pairs."""
-        if pairs:
-            sources, targets = self._tensor(pairs).unbind(1)
+    def swap_out(self, copies: Sequence[BlockCopy]) -> None:
+        """From device blocks to host blocks."""
+        if copies:
+            sources, targets = self._tensor(copies).unbind(1)
             self._host().index_copy_(1, targets.cpu(), self.blocks.index_select(1, sources).cpu())
 
-    def swap_in(self, pairs: Sequence[Pair]) -> None:
-        """(host block, device block) pairs."""
-        if pairs:
-            sources, targets = self._tensor(pairs).unbind(1)
+    def swap_in(self, copies: Sequence[BlockCopy]) -> None:
+        """From host blocks to device blocks."""
+        if copies:
+            sources, targets = self._tensor(copies).unbind(1)
             content = self._host().index_select(1, sources.cpu()).to(self.kv.device)
             self.blocks.index_copy_(1, targets, content)
 
@@ -87,7 +93,7 @@ class KVPool:
                 self._host_blocks = _zeros(shape, self.kv.dtype, self.kv.device)
         return self._host_blocks
 
-    def _tensor(self, numbers: Sequence[int] | Sequence[Pair]) -> Tensor:
+    def _tensor(self, numbers: Sequence[int] | Sequence[BlockCopy]) -> Tensor:
         return torch.tensor(numbers, device=self.kv.device)
 
 

@@ -9,19 +9,17 @@ After the last layer's keys and values only the rows go on whose hidden states a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.attention.slots import slots_of
+from ramify.device.layers import Batch
+from ramify.device.reads import Reads, SharingRule
 from ramify.kv.pool import KVPool
 from ramify.models.decoder import Decoder, Layer
-from ramify.native.attention import FEWEST_SHARED_TOKENS, AttentionWork, NativeAttention
+from ramify.native.attention import SHARING, NativeAttention
 from ramify.native.library import Library
 from ramify.native.products import Ending, PackedLinear
-from ramify.plan import Chunk, Plan, SharedPrefix, Work
 
 
 class _PackedLayer:
@@ -36,17 +34,14 @@ class _PackedLayer:
 class NativeLayers:
     """float32 on a CPU. Weights are packed here and now, so that no request waits for it, or fails for memory."""
 
-    def __init__(
-        self,
-        library: Library,
-        decoder: Decoder,
-        pool: KVPool,
-        fewest_shared_tokens: int = FEWEST_SHARED_TOKENS,
-    ) -> None:
+    def __init__(self, library: Library, decoder: Decoder, pool: KVPool, sharing: SharingRule = SHARING) -> None:
+        self.decoder = decoder
+        self.pool = pool
+        self.device = decoder.device
+        self.vocab_size = decoder.arch.vocab_size
+        self.sharing = sharing
         self._library = library
-        self._decoder = decoder
-        self._pool = pool
-        self._attention = NativeAttention(library, pool, decoder.arch.num_heads, fewest_shared_tokens)
+        self._attention = NativeAttention(library, pool, decoder.arch.num_heads)
         self._layers = [_PackedLayer(library, layer) for layer in decoder.layers]
         self._head = PackedLinear(library, decoder.head)
         self._buffers: dict[str, Tensor] = {}
@@ -55,33 +50,32 @@ class NativeLayers:
                 linear.pack()
         self._head.pack()
 
-    def hidden(self, work: Plan | Work, token_ids: Tensor, positions: Tensor, rows: Sequence[int]) -> Tensor:
-        """token_ids, positions (T,), chunk by chunk -> hidden states after the last norm (len(rows), hidden)."""
-        chunks, shared = work.chunks, work.shared
-        decoder, arch, total = self._decoder, self._decoder.arch, len(token_ids)
-        starts = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))[:-1]
-        size = self._pool.block_size
-        slots = torch.from_numpy(np.concatenate([slots_of(chunk, size, chunk.start) for chunk in chunks]))
-        whole = self._attention.work(chunks, starts, shared)
-        angles = positions.float()[:, None] * decoder.frequencies  # (T, head_dim / 2)
+    def prepare(self, reads: Reads) -> None:
+        self._reads = reads
+        self._whole = self._attention.items(reads)
+
+    def forward(self, batch: Batch, rows: Sequence[int] | None = None) -> Tensor:
+        """Batch of T rows -> hidden states after the last norm (R, hidden)."""
+        decoder, arch, total = self.decoder, self.decoder.arch, len(batch.token_ids)
+        angles = batch.positions.float()[:, None] * decoder.frequencies  # (T, head_dim / 2)
         turns = (angles.cos() * arch.rope.attention_factor, angles.sin() * arch.rope.attention_factor)
 
         residual = self._buffer("residual", total, arch.hidden_size)
-        torch.index_select(decoder.embedding, 0, token_ids, out=residual)
+        torch.index_select(decoder.embedding, 0, batch.token_ids, out=residual)
         qkv = self._buffer("qkv", total, arch.num_heads + 2 * arch.num_kv_heads, arch.head_dim)
         attended = self._buffer("attended", total, arch.num_heads * arch.head_dim)
         for index, packed in enumerate(self._layers):
             x = self._norm(residual, packed.layer.input_norm)
             packed.qkv.multiply(x, qkv)
-            self._turn_and_keep(index, qkv, turns, slots)
-            if index == arch.num_layers - 1 and len(rows) < total:
+            self._turn_and_keep(index, qkv, turns, batch.slots)
+            if index == arch.num_layers - 1 and rows is not None:
                 if not rows:
                     return residual[:0]
-                self._attention.attend(self._work_of(rows, chunks, starts, shared), index, qkv, attended)
+                self._attention.attend(self._attention.items(self._reads.of_rows(rows)), index, qkv, attended)
                 selected = torch.tensor(rows)
                 residual, attended = residual[selected], attended[selected]
             else:
-                self._attention.attend(whole, index, qkv, attended)
+                self._attention.attend(self._whole, index, qkv, attended)
             packed.output.multiply(attended, residual, Ending.ADD)
             x = self._norm(residual, packed.layer.post_norm)
             inner = self._buffer("inner", len(x), arch.intermediate_size)
@@ -89,38 +83,22 @@ class NativeLayers:
             packed.down.multiply(inner, residual, Ending.ADD)
         return self._norm(residual, decoder.final_norm)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """(R, hidden) -> (R, vocabulary)"""
-        logits = torch.empty(hidden.shape[0], self._decoder.arch.vocab_size)
+        logits = torch.empty(hidden.shape[0], self.vocab_size) if out is None else out
         self._head.multiply(hidden.contiguous(), logits)
         return logits
-
-    def _work_of(
-        self, rows: Sequence[int], chunks: Sequence[Chunk], starts: Sequence[int], shared: Sequence[SharedPrefix]
-    ) -> AttentionWork:
-        """Each of these rows as a chunk of its own: the last layer's attention."""
-        owners = np.searchsorted(starts, rows, side="right") - 1
-        singles = []
-        for row, owner in zip(rows, owners.tolist(), strict=True):
-            chunk, position = chunks[owner], chunks[owner].start + row - starts[owner]
-            singles.append(chunk._replace(token_ids=chunk.token_ids[row - starts[owner] :][:1], start=position))
-        groups = []
-        for group in shared:
-            members = np.flatnonzero(np.isin(owners, group.chunks)).tolist()
-            if len(members) > 1:
-                groups.append(SharedPrefix(group.num_blocks, tuple(members)))
-        return self._attention.work(singles, rows, groups)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """In a buffer that the next norm will write to."""
         out = self._buffer("norm", len(x), x.shape[1])
-        epsilon, threads = self._decoder.arch.rms_norm_eps, torch.get_num_threads()
+        epsilon, threads = self.decoder.arch.rms_norm_eps, torch.get_num_threads()
         self._library.norm(x.data_ptr(), weight.data_ptr(), epsilon, out.data_ptr(), *x.shape, threads)
         return out
 
     def _turn_and_keep(self, index: int, qkv: Tensor, turns: tuple[Tensor, Tensor], slots: Tensor) -> None:
         """Queries are turned where they lie; keys are turned into the pool, values copied."""
-        arch, layer = self._decoder.arch, self._decoder.layers[index]
+        arch, layer = self.decoder.arch, self.decoder.layers[index]
         cosines, sines = turns
         self._library.turn_and_keep(
             qkv.data_ptr(),
@@ -130,7 +108,7 @@ class NativeLayers:
             None if layer.key_norm is None else layer.key_norm.data_ptr(),
             arch.rms_norm_eps,
             slots.data_ptr(),
-            self._pool.layers[index].data_ptr(),
+            self.pool.layers[index].data_ptr(),
             qkv.shape[0],
             arch.num_heads,
             arch.num_kv_heads,

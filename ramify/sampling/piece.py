@@ -65,9 +65,9 @@ class Piece:
                 result.expansions[indices[row]] = expansions
         if self.rows.settings.has_reports:
             reports = self._reports(token_ids[:, None])
-            for row, item in enumerate(self.rows.draws):
-                if item.rules.params.logprobs is not None and not item.rules.num_candidates:
-                    result.reports[indices[row]] = reports[row][0].first(item.rules.params.logprobs)
+            for row, draw in enumerate(self.rows.draws):
+                if draw.demands.params.logprobs is not None and not draw.demands.is_beam_search:
+                    result.reports[indices[row]] = reports[row][0].first(draw.demands.params.logprobs)
 
     def _tell_faults(self, indices: Sequence[int], sound: Tensor, message: str, result: StepResult) -> None:
         if bool(sound.all()):
@@ -77,7 +77,7 @@ class Piece:
 
     def _reports(self, token_ids: Tensor) -> list[list[TokenReport]]:
         """Of each row: its token_ids (R, m) beside as many of the likeliest as the keenest row asks for."""
-        count = max(item.rules.params.logprobs or 0 for item in self.rows.draws)
+        count = max(draw.demands.params.logprobs or 0 for draw in self.rows.draws)
         if self.processed is None or self.mode == "raw":
             return report(self.raw, token_ids, count, self.normaliser)
         return report(self.processed, token_ids, count)
@@ -85,8 +85,8 @@ class Piece:
     def _expand(self) -> Iterator[tuple[int, list[Expansion]]]:
         """For each beam, its likeliest tokens by the processed distribution, with both logprobs."""
         assert self.processed is not None, "beams keep what they are chosen from"
-        beams = [row for row, item in enumerate(self.rows.draws) if item.rules.num_candidates]
-        count = max(self.rows.draws[row].rules.num_candidates for row in beams)
+        beams = [row for row, draw in enumerate(self.rows.draws) if draw.demands.is_beam_search]
+        count = max(self.rows.draws[row].demands.num_candidates for row in beams)
         top = self.processed.topk(min(count, self.processed.shape[1]), dim=-1)
         # Summed in the same way whatever neighbours ask for: a beam's score has the same bits in every batch.
         whole = self.normaliser if self.processed is self.raw else block_scores(self.processed).logsumexp(-1)
@@ -96,10 +96,10 @@ class Piece:
         reports = self._reports(top.indices) if self.rows.settings.has_reports else []
         mixtures = None if self.mixed is None else self.mixed.reports(top.indices)
         for row in beams:
-            rules = self.rows.draws[row].rules
+            demands = self.rows.draws[row].demands
             own: Sequence[TokenReport | None] = [None] * len(token_ids[row])
-            if rules.params.logprobs is not None:
-                own = [item.first(rules.params.logprobs) for item in reports[row]]
+            if demands.params.logprobs is not None:
+                own = [told.first(demands.params.logprobs) for told in reports[row]]
             ways = [None] * len(own) if mixtures is None else mixtures[row]
             made = zip(token_ids[row], logprobs[row], weights[row], own, ways, strict=True)
-            yield row, [Expansion(*fields) for fields in islice(made, rules.num_candidates)]
+            yield row, [Expansion(*fields) for fields in islice(made, demands.num_candidates)]

@@ -27,6 +27,7 @@ from ramify.sampling import filters, processors
 from ramify.sampling.draw import NoiseKeys, block_noise, block_scores, choose_tokens, take_blocks
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.piece import Piece, Rows
+from ramify.sampling.rows import CHILD, POSITION, SEED_HIGH, SEED_LOW, Columns
 from ramify.sampling.settings import KnownSettings, pairs_of_outputs, pairs_of_seen
 from ramify.sampling.user_processors import run_processors
 
@@ -42,9 +43,9 @@ def ban_early_ends(logits: Tensor, rows: Rows) -> Tensor:
         return logits
     banned = [
         (row, token_id)
-        for row, item in enumerate(rows.draws)
-        if item.position < item.rules.params.min_tokens
-        for token_id in item.rules.end_token_ids
+        for row, draw in enumerate(rows.draws)
+        if draw.position < draw.demands.params.min_tokens
+        for token_id in draw.demands.end_token_ids
     ]
     return processors.ban(logits, *_columns(banned, logits)) if banned else logits
 
@@ -60,9 +61,9 @@ def ban_bad_words(logits: Tensor, rows: Rows) -> Tensor:
         return logits
     banned = [
         (row, word[-1])
-        for row, item in enumerate(rows.draws)
-        for word in item.rules.bad_words
-        if len(word) == 1 or tuple(item.output[-len(word) + 1 :]) == word[:-1]
+        for row, draw in enumerate(rows.draws)
+        for word in draw.demands.bad_words
+        if len(word) == 1 or tuple(draw.output[-len(word) + 1 :]) == word[:-1]
     ]
     return processors.ban(logits, *_columns(banned, logits)) if banned else logits
 
@@ -101,15 +102,15 @@ def push_from_siblings(logits: Tensor, rows: Rows) -> Tensor:
     if not rows.settings.is_diverse:
         return logits
     pushed = [
-        (row, token_id, -item.rules.diversity_penalty)
-        for row, item in enumerate(rows.draws)
-        if item.rules.diversity_penalty
-        for token_id in rows.taken.get(item.request_id, ())
+        (row, token_id, -draw.demands.diversity_penalty)
+        for row, draw in enumerate(rows.draws)
+        if draw.demands.diversity_penalty
+        for token_id in rows.taken.get(draw.request_id, ())
     ]
     if not pushed:
         return logits
-    where = _columns([item[:2] for item in pushed], logits)
-    return processors.add_bias(logits, *where, logits.new_tensor([item[2] for item in pushed]))
+    where = _columns([(row, token_id) for row, token_id, _ in pushed], logits)
+    return processors.add_bias(logits, *where, logits.new_tensor([amount for _, _, amount in pushed]))
 
 
 CONTROLS: tuple[Callable[[Tensor, Rows], Tensor], ...] = (
@@ -159,17 +160,18 @@ class Source(NamedTuple):
     logits: Tensor
     rows: Sequence[int]
 
-    def take(self, places: Sequence[int]) -> Tensor:
-        return _take_rows(self.logits, [self.rows[place] for place in places])
+    def take(self, draws: Sequence[int]) -> Tensor:
+        """The rows of these draws, by their indices."""
+        return _take_rows(self.logits, [self.rows[draw] for draw in draws])
 
     def cut(self, vocab_size: int) -> Source:
         return Source(self.logits[:, :vocab_size], self.rows)
 
 
 class Asked(NamedTuple):
-    """A draw, and its place in the plan."""
+    """A draw, and its number in the plan."""
 
-    place: int
+    number: int
     draw: Draw
 
 
@@ -193,13 +195,13 @@ class Sampler:
             sources = [source.cut(vocab_size) for source in sources]
         result = StepResult([0] * len(draws), [0.0] * len(draws))
         self._known.begin()
-        asked = [Asked(*item) for item in enumerate(draws)]
+        asked = [Asked(index, draw) for index, draw in enumerate(draws)]
         taken: dict[str, list[int]] = {}
         for wave in _waves(asked):
             for start in range(0, len(wave), NOISE_AT_ONCE):
                 self._sample_some(sources, wave[start : start + NOISE_AT_ONCE], taken, result)
             for index, draw in wave:
-                if draw.rules.diversity_penalty:
+                if draw.demands.diversity_penalty:
                     taken.setdefault(draw.request_id, []).append(result.token_ids[index])
         return result
 
@@ -207,42 +209,45 @@ class Sampler:
         self, sources: Sequence[Source], asked: list[Asked], taken: dict[str, list[int]], result: StepResult
     ) -> None:
         device, vocab_size = sources[0].logits.device, sources[0].logits.shape[1]
-        draws = [item.draw for item in asked]
-        places = [item.place for item in asked]
+        indices, draws = [index for index, _ in asked], [draw for _, draw in asked]
+        columns = Columns.of(draws)
         keys = noise = None
-        if any(item.rules.params.temperature and not item.rules.num_candidates for item in draws):
-            keys = NoiseKeys.of([(item.seed, item.child, item.position) for item in draws], device)
+        if any(draw.demands.is_random for draw in draws):
+            words = torch.tensor(columns.integers[[SEED_LOW, SEED_HIGH, CHILD, POSITION]], device=device)
+            keys = NoiseKeys(*words[:, :, None])
             noise = block_noise(keys, vocab_size)
         pieces = []
         for start in range(0, len(asked), ROWS_AT_ONCE):
             some = slice(start, start + ROWS_AT_ONCE)
-            rules = [item.rules for item in draws[some]]
-            part = Rows(self._known.of(places[start], rules, vocab_size, device), draws[some], taken)
-            raw = [source.take(places[some]) for source in sources]
-            pieces.append(self._process(raw, part, None if noise is None else noise[some]))
+            own = Columns(columns.integers[:, some], columns.floats[:, some])
+            settings = self._known.of(indices[start], draws[some], own, vocab_size, device)
+            raw = [source.take(indices[some]) for source in sources]
+            pieces.append(
+                self._process(raw, Rows(settings, draws[some], taken), None if noise is None else noise[some])
+            )
         token_ids = torch.cat([piece.best for piece in pieces])
         if keys is not None:
             blocks = torch.cat([piece.blocks for piece in pieces])
             drawn = choose_tokens(torch.cat([piece.inside for piece in pieces]), blocks, keys)
             token_ids = torch.where(torch.cat([piece.rows.settings.is_greedy for piece in pieces]), token_ids, drawn)
-        for place, token_id in zip(places, token_ids.tolist(), strict=True):
-            result.token_ids[place] = token_id
+        for index, token_id in zip(indices, token_ids.tolist(), strict=True):
+            result.token_ids[index] = token_id
         for piece, start in zip(pieces, range(0, len(asked), ROWS_AT_ONCE), strict=True):
             some = slice(start, start + ROWS_AT_ONCE)
-            piece.tell(places[some], token_ids[some], result)
+            piece.tell(indices[some], token_ids[some], result)
 
     def _process(self, logits: Sequence[Tensor], rows: Rows, noise: Tensor | None) -> Piece:
         """A few rows of each source to the winners of the race's first level."""
         settings = rows.settings
-        controlled = [_control(item, replace(rows, role=role) if role else rows) for role, item in enumerate(logits)]
+        controlled = [_control(each, replace(rows, role=role) if role else rows) for role, each in enumerate(logits)]
         changed = [after for before, after in zip(logits, controlled, strict=True) if after is not before]
-        alive = [item.amax(-1) > -torch.inf for item in changed]
+        alive = [each.amax(-1) > -torch.inf for each in changed]
         mixed = None
         if self._mixer is None:
             [raw], [kept] = logits, controlled
         else:
             teacher, theta = controlled
-            is_first = torch.tensor([item.position == 0 for item in rows.draws], device=theta.device)
+            is_first = torch.tensor([draw.position == 0 for draw in rows.draws], device=theta.device)
             mixed = self._mixer.mix(teacher, theta, settings.temperatures, is_first)
             raw = kept = mixed.logits
         scores = block_scores(raw)
@@ -281,19 +286,19 @@ def _control(logits: Tensor, rows: Rows) -> Tensor:
 
 def _waves(asked: list[Asked]) -> list[list[Asked]]:
     """Which draws go at once: all, but a diverse sibling goes after those before it."""
-    if not any(item.draw.rules.diversity_penalty for item in asked):
+    if not any(draw.demands.diversity_penalty for _, draw in asked):
         return [asked]
     waves: list[list[Asked]] = [[]]
     depths: dict[str, int] = {}
-    for item in sorted(asked, key=lambda item: item.draw.child):
+    for each in sorted(asked, key=lambda each: each.draw.child):
         depth = 0
-        if item.draw.rules.diversity_penalty:
-            depth = depths.get(item.draw.request_id, 0)
-            depths[item.draw.request_id] = depth + 1
+        if each.draw.demands.diversity_penalty:
+            depth = depths.get(each.draw.request_id, 0)
+            depths[each.draw.request_id] = depth + 1
         if depth == len(waves):
             waves.append([])
-        waves[depth].append(item)
-    return [sorted(wave, key=lambda item: item.place) for wave in waves]
+        waves[depth].append(each)
+    return [sorted(wave, key=lambda each: each.number) for wave in waves]
 
 
 def _take_rows(logits: Tensor, rows: list[int]) -> Tensor:

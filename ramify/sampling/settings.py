@@ -8,75 +8,75 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.plan import Draw, Rules
+from ramify.demands import LARGEST, Demands
+from ramify.plan import Draw
 from ramify.sampling.filters import Filters
+from ramify.sampling.rows import TOP_K, Columns
 
 Pairs = tuple[Tensor, Tensor]  # rows and token ids, of one length
-LARGEST = 1e30  # what callers may ask for beyond it, or beyond its inverse, would be infinite or 0 in float32
 
 
 class Settings:
     """Of R rows. None stands for what no row asks for."""
 
-    def __init__(self, rules: list[Rules], vocab_size: int, device: torch.device) -> None:
-        self.rules = rules
-        params = [item.params for item in rules]
-        beams = [item.num_candidates > 0 for item in rules]
-        greedy = [item.temperature == 0 and not beam for item, beam in zip(params, beams, strict=True)]
-        random = [not item and not beam for item, beam in zip(greedy, beams, strict=True)]
-        self.has_greedy, self.has_random, self.has_beams = any(greedy), any(random), any(beams)
-        self.has_reports = any(item.logprobs is not None for item in params)
-        self.has_min_tokens = any(item.min_tokens for item in params)
-        self.has_bad_words = any(item.bad_words for item in rules)
-        self.has_processors = any(item.logits_processors for item in params)
-        self.is_diverse = any(item.diversity_penalty for item in rules)
-        self.is_greedy = torch.tensor(greedy, device=device)
-
-        def column(values: Sequence[float], neutral: float, dtype: torch.dtype = torch.float32) -> Tensor | None:
-            if all(value == neutral for value in values):
-                return None
-            return torch.tensor(values, dtype=dtype, device=device)
-
-        temperatures = [
-            min(item.temperature, LARGEST) if rolls else 1.0 for item, rolls in zip(params, random, strict=True)
-        ]
-        self.temperatures = column(temperatures, 1.0)
+    def __init__(self, demands: list[Demands], columns: Columns, vocab_size: int, device: torch.device) -> None:
+        """columns of these R rows."""
+        self.demands = demands
+        params = [each.params for each in demands]
+        self.has_greedy = any(each.is_greedy for each in demands)
+        self.has_random = any(each.is_random for each in demands)
+        self.has_beams = any(each.is_beam_search for each in demands)
+        self.has_reports = any(each.logprobs is not None for each in params)
+        self.has_min_tokens = any(each.min_tokens for each in params)
+        self.has_bad_words = any(each.bad_words for each in demands)
+        self.has_processors = any(each.logits_processors for each in params)
+        self.is_diverse = any(each.diversity_penalty for each in demands)
+        temperatures, top_p, min_p = torch.tensor(columns.floats, device=device)
+        self.is_greedy = temperatures == 0
+        self.temperatures = None
         self.unscaled = None  # (R, 1): rows that stay as they are, beside others that are scaled
-        if self.temperatures is not None and 1.0 in temperatures:
-            self.unscaled = (self.temperatures == 1)[:, None]
-        self.repetition = column([min(max(item.repetition_penalty, 1 / LARGEST), LARGEST) for item in params], 1.0)
-        self.frequency = self.presence = None
-        if any(item.frequency_penalty or item.presence_penalty for item in params):
-            self.frequency = torch.tensor([item.frequency_penalty for item in params], device=device)
-            self.presence = torch.tensor([item.presence_penalty for item in params], device=device)
-        self.allowed = _pairs(
-            [(row, token) for row, item in enumerate(params) for token in item.allowed_token_ids or ()], device
-        )
-        biases = [(row, *pair) for row, item in enumerate(params) for pair in (item.logit_bias or {}).items()]
-        places = _pairs([item[:2] for item in biases], device)
-        self.bias = None
-        if places is not None:
-            amounts = [min(max(item[2], -LARGEST), LARGEST) for item in biases]
-            self.bias = (*places, torch.tensor(amounts, dtype=torch.float32, device=device))
+        scaled = [each.temperature not in (0, 1) for each in demands]
+        if any(scaled):
+            self.temperatures = torch.where(self.is_greedy, 1, temperatures)
+            self.unscaled = None if all(scaled) else (self.temperatures == 1)[:, None]
 
-        counts = [min(item.top_k, vocab_size) if item.top_k > 0 else vocab_size for item in params]
-        narrows = [
-            not row_greedy and (count < vocab_size or item.top_p < 1 or item.min_p > 0)
-            for item, count, row_greedy in zip(params, counts, greedy, strict=True)
-        ]
-        chosen = [row for row, value in enumerate(narrows) if value]
+        def column(values: Sequence[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float32, device=device)
+
+        self.repetition = self.frequency = self.presence = None
+        if any(each.counts_prompt for each in demands):
+            self.repetition = column([min(max(each.repetition_penalty, 1 / LARGEST), LARGEST) for each in params])
+        if any(each.counts_output for each in demands):
+            self.frequency = column([each.frequency_penalty for each in params])
+            self.presence = column([each.presence_penalty for each in params])
+        self.allowed = _pairs(
+            [(row, token_id) for row, each in enumerate(params) for token_id in each.allowed_token_ids or ()], device
+        )
+        biases = [(row, *pair) for row, each in enumerate(params) for pair in (each.logit_bias or {}).items()]
+        biased = _pairs([(row, token_id) for row, token_id, _ in biases], device)
+        self.bias = None
+        if biased is not None:
+            self.bias = (*biased, column([min(max(amount, -LARGEST), LARGEST) for _, _, amount in biases]))
+
+        chosen = [row for row, each in enumerate(demands) if each.narrows]
         self.filters: Filters | None = None
-        self.filtered_rows = None if all(narrows) else torch.tensor(chosen, dtype=torch.long, device=device)
+        self.filtered_rows = (
+            None if len(chosen) == len(demands) else torch.tensor(chosen, dtype=torch.long, device=device)
+        )
         if chosen:
+            narrowing = [params[row] for row in chosen]
+            top_k = torch.tensor(columns.integers[TOP_K, chosen], device=device)
             self.filters = Filters(
-                column([counts[row] for row in chosen], vocab_size, torch.long),
-                column([params[row].top_p for row in chosen], 1.0),
-                column([params[row].min_p for row in chosen], 0.0),
+                torch.where(top_k == 0, vocab_size, top_k.clamp_max(vocab_size))
+                if any(each.top_k > 0 for each in narrowing)
+                else None,
+                top_p[chosen] if any(each.top_p < 1 for each in narrowing) else None,
+                min_p[chosen] if any(each.min_p > 0 for each in narrowing) else None,
             )
 
 
 class KnownSettings:
-    """Settings by the place of their first row, of this step and the one before."""
+    """Settings by the index of their first row, of this step and the one before."""
 
     def __init__(self) -> None:
         self._before: dict[int, Settings] = {}
@@ -85,22 +85,22 @@ class KnownSettings:
     def begin(self) -> None:
         self._before, self._now = self._now, {}
 
-    def of(self, place: int, rules: list[Rules], vocab_size: int, device: torch.device) -> Settings:
-        known = self._before.get(place)
-        if known is None or known.rules != rules:
-            known = Settings(rules, vocab_size, device)
-        self._now[place] = known
+    def of(
+        self, first: int, draws: Sequence[Draw], columns: Columns, vocab_size: int, device: torch.device
+    ) -> Settings:
+        known = self._before.get(first)
+        demands = [draw.demands for draw in draws]
+        if known is None or known.demands != demands:
+            known = Settings(demands, columns, vocab_size, device)
+        self._now[first] = known
         return known
 
 
 def pairs_of_outputs(draws: Sequence[Draw], vocab_size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Distinct (row, token id) of the outputs of rows that have these penalties, and how often each occurs."""
-    outputs = [
-        item.output if item.rules.params.frequency_penalty or item.rules.params.presence_penalty else ()
-        for item in draws
-    ]
-    places, counts = np.unique(_flat(outputs, vocab_size), return_counts=True)
-    rows, token_ids = np.divmod(places, vocab_size)
+    outputs = [draw.output if draw.demands.counts_output else () for draw in draws]
+    distinct, counts = np.unique(_flat(outputs, vocab_size), return_counts=True)
+    rows, token_ids = np.divmod(distinct, vocab_size)
     return (
         torch.from_numpy(rows).to(device),
         torch.from_numpy(token_ids).to(device),
@@ -110,13 +110,11 @@ def pairs_of_outputs(draws: Sequence[Draw], vocab_size: int, device: torch.devic
 
 def pairs_of_seen(draws: Sequence[Draw], role: int, vocab_size: int, device: torch.device) -> Pairs:
     """Distinct (row, token id) of one track's prompts and the outputs of the rows that have a repetition penalty."""
-    asking = [item.rules.params.repetition_penalty != 1 for item in draws]
-    outputs = [item.output if asks else () for item, asks in zip(draws, asking, strict=True)]
-    places = [_flat(outputs, vocab_size)]
-    for row, item in enumerate(draws):
-        if asking[row]:
-            places.append(item.rules.distinct_prompts[role] + row * vocab_size)
-    rows, token_ids = np.divmod(np.unique(np.concatenate(places)), vocab_size)
+    seen = [_flat([draw.output if draw.demands.counts_prompt else () for draw in draws], vocab_size)]
+    for row, draw in enumerate(draws):
+        if draw.demands.counts_prompt:
+            seen.append(draw.demands.distinct_prompts[role] + row * vocab_size)
+    rows, token_ids = np.divmod(np.unique(np.concatenate(seen)), vocab_size)
     return torch.from_numpy(rows).to(device), torch.from_numpy(token_ids).to(device)
 
 

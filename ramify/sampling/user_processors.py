@@ -36,14 +36,15 @@ def run_processors(logits: Tensor, draws: Sequence[Draw], role: int, faults: dic
     faults get the row's index and what went wrong.
     """
     logits = logits.clone()
-    seen = [[*item.rules.prompts[role], *item.output] if item.rules.params.logits_processors else [] for item in draws]
-    depth = max(len(item.rules.params.logits_processors or ()) for item in draws)
-    for place in range(depth):
+    chains = [draw.demands.params.logits_processors or () for draw in draws]
+    seen = [
+        [*draw.demands.prompts[role], *draw.output] if chain else [] for draw, chain in zip(draws, chains, strict=True)
+    ]
+    for link in range(max(map(len, chains))):
         carriers: dict[int, tuple[Any, list[int]]] = {}
-        for row, item in enumerate(draws):
-            processors = item.rules.params.logits_processors or ()
-            if place < len(processors) and row not in faults:
-                carriers.setdefault(id(processors[place]), (processors[place], []))[1].append(row)
+        for row, chain in enumerate(chains):
+            if link < len(chain) and row not in faults:
+                carriers.setdefault(id(chain[link]), (chain[link], []))[1].append(row)
         for processor, rows in carriers.values():
             if isinstance(processor, BatchedLogitsProcessor):
                 _run_batched(processor, logits, rows, seen, faults)

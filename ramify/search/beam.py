@@ -24,15 +24,6 @@ from ramify.outputs import Standing
 from ramify.search.advance import Candidate, Continuation, Decisions
 
 
-def num_candidates(*, beam_width: int, num_end_tokens: int) -> int:
-    """How many of the likeliest tokens of each beam are enough to decide a step exactly.
-
-    A group's first `width`, and its first `width` that do not end, are among each beam's first `width` and as many more
-    as there are end tokens. Earlier groups push down at most as many tokens as they have beams.
-    """
-    return beam_width + num_end_tokens
-
-
 class Finished(NamedTuple):
     score: float
     child: int

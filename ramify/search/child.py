@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ramify.demands import Demands
 from ramify.outputs import CompletionOutput, FinishReason, GrownToken, MixtureReport
 from ramify.plan import TokenReport
 from ramify.search.advance import Continuation
 from ramify.search.reports import Decode, LogprobRows
 from ramify.sequence import Sequence, SequenceStatus
 from ramify.text.stream import TextStream
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """What ends a child of a request."""
-
-    end_token_ids: frozenset[int]
-    stop_token_ids: frozenset[int]  # those of the end tokens that the caller named
-    min_tokens: int
-    longest_output: int
-    include_stop: bool
 
 
 @dataclass(slots=True)
@@ -49,30 +39,30 @@ class Child:
             last_token_time=self.last_token_time,
         )
 
-    def append(self, item: Continuation, ends: Ends) -> bool:
+    def append(self, token: Continuation, demands: Demands) -> bool:
         """Takes a token; returns whether that was the last."""
-        self.sequence.data.add_token_id(item.token_id, item.logprob)
-        if item.report is not None:
-            self.reports.append(item.report)
-        if item.mixture is not None:
-            self.mixtures.append(item.mixture)
-        return self._check_end(item.token_id, ends)
+        self.sequence.data.add_token_id(token.token_id, token.logprob)
+        if token.report is not None:
+            self.reports.append(token.report)
+        if token.mixture is not None:
+            self.mixtures.append(token.mixture)
+        return self._check_end(token.token_id, demands)
 
-    def append_watched(self, item: Continuation, ends: Ends, decode: Decode | None) -> tuple[bool, GrownToken]:
+    def append_watched(self, token: Continuation, demands: Demands, decode: Decode | None) -> tuple[bool, GrownToken]:
         """Takes a token and tells what that did."""
         shown = len(self.text.text)
-        ended = self.append(item, ends)
+        ended = self.append(token, demands)
         text = self.text.text
         return ended, GrownToken(
-            child=item.child,
-            parent=item.parent,
+            child=token.child,
+            parent=token.parent,
             position=len(self.sequence.output_token_ids) - 1,
-            token_id=item.token_id,
-            logprob=item.logprob,
+            token_id=token.token_id,
+            logprob=token.logprob,
             text=text[shown:],
             num_taken_back=max(0, shown - len(text)),
-            rows=None if item.report is None else LogprobRows([item.token_id], [item.report], decode),
-            mixture=item.mixture,
+            rows=None if token.report is None else LogprobRows([token.token_id], [token.report], decode),
+            mixture=token.mixture,
             finish_reason=self.finish_reason,
             stop_reason=self.sequence.stop_reason,
         )
@@ -103,18 +93,18 @@ class Child:
             mixture=tuple(mixtures) if len(self.sequence.tracks) > 1 else None,
         )
 
-    def _check_end(self, token_id: int, ends: Ends) -> bool:
+    def _check_end(self, token_id: int, demands: Demands) -> bool:
         length = len(self.sequence.data.output_token_ids)
-        may_stop = length >= ends.min_tokens
-        if token_id in ends.end_token_ids:
-            if ends.include_stop:
+        may_stop = length >= demands.params.min_tokens
+        if token_id in demands.end_token_ids:
+            if demands.params.include_stop_str_in_output:
                 self.text.push(token_id, may_stop=False)
-            self.sequence.stop_reason = token_id if token_id in ends.stop_token_ids else None
+            self.sequence.stop_reason = token_id if token_id in demands.stop_token_ids else None
             self.ended_by_token = True
             return self._end(SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
         if self.text.push(token_id, may_stop=may_stop):
             return self._end(SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
-        if length >= ends.longest_output:
+        if length >= demands.longest_output:
             if self.text.end(may_stop=may_stop):
                 return self._end(SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
             return self._end(SequenceStatus.FINISHED_LENGTH_CAPPED, FinishReason.LENGTH)

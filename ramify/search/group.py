@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
+from ramify.demands import Demands
 from ramify.metrics import IterationStats
 from ramify.outputs import (
     CompletionOutput,
@@ -17,12 +17,12 @@ from ramify.outputs import (
     RequestOutput,
     Standing,
 )
-from ramify.plan import Rules, TokenReport
+from ramify.plan import Draw, TokenReport
 from ramify.request import Request
 from ramify.sampling_params import OutputKind, SamplingStrategy
 from ramify.search.advance import Candidate, Continuation, Independent, Strategy
-from ramify.search.beam import BeamSearch, num_candidates
-from ramify.search.child import Child, Ends
+from ramify.search.beam import BeamSearch
+from ramify.search.child import Child
 from ramify.search.ranking import rank
 from ramify.search.reports import Decode, logprob_row
 from ramify.sequence import Sequence, SequenceStatus
@@ -40,128 +40,65 @@ class Changes:
 
 
 class Group:
-    def __init__(
-        self,
-        request: Request,
-        *,
-        seed: int,
-        longest_output: int,
-        eos_token_ids: frozenset[int],
-        make_text: Callable[[], TextStream],
-        bad_words: tuple[tuple[int, ...], ...] = (),
-        decode: Decode | None = None,
-    ) -> None:
+    def __init__(self, request: Request, demands: Demands, text: TextStream, *, decode: Decode | None = None) -> None:
         self.request = request
-        self.params = params = request.sampling_params
-        self.seed = seed
-        stop_token_ids = frozenset(params.stop_token_ids or ())
-        self.ends = Ends(
-            end_token_ids=stop_token_ids | (frozenset() if params.ignore_eos else eos_token_ids),
-            stop_token_ids=stop_token_ids,
-            min_tokens=params.min_tokens,
-            longest_output=longest_output,
-            include_stop=params.include_stop_str_in_output,
-        )
-        self.is_beam_search = params.resolved_strategy is SamplingStrategy.BEAM_SEARCH
-        self.rules = Rules(
-            params=params,
-            end_token_ids=self.ends.end_token_ids,
-            bad_words=bad_words,
-            prompts=tuple(track.prompt_token_ids for track in request.root.tracks),
-            num_candidates=num_candidates(
-                beam_width=params.resolved_beam_width,
-                num_end_tokens=len(self.ends.end_token_ids),
-            )
-            if self.is_beam_search
-            else 0,
-        )
-        self.strategy: Strategy = self._make_strategy()
-        self.is_independent = isinstance(self.strategy, Independent)
-        # Whether the step after a draw can be launched before the host knows the token.
-        self.may_run_ahead = params.num_together is None and not params.looks_back
-        self.is_streamed = params.output_kind is not OutputKind.FINAL_ONLY
-        self.is_watched = params.output_kind is OutputKind.GROWTH
-        # Whether children, once they are there, can be recorded one by one: nothing is due for all of a step together.
-        self.children_go_alone = self.is_independent and (params.num_samples == 1 or not self.is_streamed)
-        self.asks_about_prompt = params.prompt_logprobs is not None
+        self.demands = demands
+        self.strategy: Strategy = _strategy(demands)
         self.error: str | None = None
         self.metrics = RequestMetrics(request.arrival_time)
         self.num_cached_tokens = 0
         self.finished = False
         self.prompt_reports: list[TokenReport] = []
+        self.children = {request.root.child: Child(request.root, text)}
         self._decode = decode
         self._prompt_token_ids = tuple(request.prompt_token_ids)  # every output names them: made once
         self._grown: list[GrownToken] = []  # in this step, where somebody watches
-        self._children = {request.root.child: Child(request.root, make_text())}
 
-    def _make_strategy(self) -> Strategy:
-        if not self.is_beam_search:
-            return Independent()
-        return BeamSearch(
-            beam_width=self.params.resolved_beam_width,
-            longest_output=self.ends.longest_output,
-            end_token_ids=self.ends.end_token_ids,
-            length_penalty=self.params.length_penalty,
-            early_stopping=self.params.early_stopping,
-            num_groups=self.params.num_beam_groups,
-            diversity_penalty=self.params.diversity_penalty,
-        )
-
-    def children_of(self, sequence: Sequence) -> range:
-        """Which children draw from this sequence's next position: before its first token, all of them."""
-        if self.params.num_samples > 1 and not sequence.output_token_ids and not self.is_beam_search:
-            return range(self.params.num_samples)
-        return range(sequence.child, sequence.child + 1)
+    def awaits(self, draw: Draw) -> bool:
+        """Whether what was drawn is still wanted: its parent may have ended, or another request have taken its id."""
+        parent = self.children.get(draw.parent)
+        return self.demands.number == draw.demands.number and parent is not None and parent.finish_reason is None
 
     # -- growing ---------------------------------------------------------------------------------------------
 
     def advance(self, candidates: Items[Candidate], now: float = 0.0) -> Changes:
         decisions = self.strategy.advance(candidates)
         changes = Changes()
-        if self.is_independent and all(item.child == item.parent for item in decisions.continued):
-            for item in decisions.continued:  # the usual case: nobody forks, nobody is dropped
-                latency, ended = self.go_on(item, now)
-                changes.latencies.append(latency)
-                if ended:
-                    changes.left.append(self._children[item.child].sequence)
-            return changes
-        parents = [self._children[number] for number in dict.fromkeys(item.parent for item in candidates)]
+        parents = [self.children[number] for number in dict.fromkeys(token.parent for token in candidates)]
         # Fork before anything is appended: a fork must not see its sibling's token.
-        grown = [(self._child(item), item) for item in (*decisions.continued, *decisions.ended)]
+        grown = [(self._child(token), token) for token in (*decisions.continued, *decisions.ended)]
         holding = {id(child) for child, _ in grown[: len(decisions.continued)]}
-        for child, item in grown:
-            changes.latencies.append(None if child.last_token_time is None else now - child.last_token_time)
-            child.last_token_time = now
-            if self._append(child, item):
+        for child, token in grown:
+            latency, ended = self._append(child, token, now)
+            changes.latencies.append(latency)
+            if ended:
                 holding.discard(id(child))
-            elif item.child != item.parent:
-                changes.forks.append((self._children[item.parent].sequence, child.sequence))
+            elif token.child != token.parent:
+                changes.forks.append((self.children[token.parent].sequence, child.sequence))
         changes.left.extend(parent.sequence for parent in parents if id(parent) not in holding)
         self._forget_losers()
-        self.finished = decisions.over or all(child.finish_reason is not None for child in self._children.values())
+        self.finished = decisions.over or all(child.finish_reason is not None for child in self.children.values())
         return changes
 
-    def go_on(self, item: Continuation, now: float) -> tuple[float | None, bool]:
-        """One child goes on by itself; returns the time since its last token, and whether it has ended."""
-        child = self._children[item.child]
-        latency = None if child.last_token_time is None else now - child.last_token_time
-        child.last_token_time = now
-        ended = self._append(child, item) if self.is_watched else child.append(item, self.ends)
+    def go_on(self, token: Continuation, now: float) -> tuple[float | None, bool]:
+        """One child takes its token by itself; returns the time since its last one, and whether it has ended."""
+        latency, ended = self._append(self.children[token.child], token, now)
         if ended:
-            self.finished = all(child.finish_reason is not None for child in self._children.values())
+            self.finished = all(child.finish_reason is not None for child in self.children.values())
         return latency, ended
 
-    def _append(self, child: Child, item: Continuation) -> bool:
-        """The child takes its token, under the eyes of whoever watches."""
-        if not self.is_watched:
-            return child.append(item, self.ends)
-        ended, grown = child.append_watched(item, self.ends, self._decode)
+    def _append(self, child: Child, token: Continuation, now: float) -> tuple[float | None, bool]:
+        latency = None if child.last_token_time is None else now - child.last_token_time
+        child.last_token_time = now
+        if not self.demands.is_watched:
+            return latency, child.append(token, self.demands)
+        ended, grown = child.append_watched(token, self.demands, self._decode)
         self._grown.append(grown)
-        return ended
+        return latency, ended
 
     def finish_unread(self) -> None:
         """Nothing is to be drawn (max_tokens 0): the prompt alone was asked about."""
-        root = self._children[self.request.root.child]
+        root = self.children[self.request.root.child]
         root.sequence.move(SequenceStatus.FINISHED_LENGTH_CAPPED)
         root.finish_reason = FinishReason.LENGTH
         self.finished = True
@@ -169,19 +106,19 @@ class Group:
     def stop_all(self, reason: FinishReason, error: str | None = None) -> list[Sequence]:
         """Ends every child that still runs or waits; returns their sequences."""
         self.error = error
-        stopped = [child for child in self._children.values() if child.finish_reason is None]
+        stopped = [child for child in self.children.values() if child.finish_reason is None]
         for child in stopped:
             child.stop(reason)
         self.finished = True
         return [child.sequence for child in stopped]
 
-    def _child(self, item: Continuation) -> Child:
-        parent = self._children[item.parent]
-        if item.child == item.parent:
+    def _child(self, token: Continuation) -> Child:
+        parent = self.children[token.parent]
+        if token.child == token.parent:
             return parent
-        sequence = self.request.fork_sequence(f"{self.request.request_id}-{item.child}", parent.sequence.seq_id)
-        sequence.child = item.child
-        self._children[item.child] = child = parent.fork(sequence)
+        sequence = self.request.fork_sequence(f"{self.request.request_id}-{token.child}", parent.sequence.seq_id)
+        sequence.child = token.child
+        self.children[token.child] = child = parent.fork(sequence)
         return child
 
     def _forget_losers(self) -> None:
@@ -189,9 +126,9 @@ class Group:
         ranking = self.strategy.ranking()
         if ranking is None:
             return
-        kept = {item.child for item in ranking}
-        for number in [number for number in self._children if number not in kept]:
-            sequence = self._children.pop(number).sequence
+        kept = {standing.child for standing in ranking}
+        for number in [number for number in self.children if number not in kept]:
+            sequence = self.children.pop(number).sequence
             if not sequence.is_finished():
                 sequence.move(SequenceStatus.FINISHED_IGNORED)
             self.request.sequences.pop(sequence.seq_id, None)
@@ -200,12 +137,12 @@ class Group:
 
     def output(self) -> RequestOutput | None:
         """What is due to the caller now: always at the end, on the way only if the output kind asks for it."""
-        kind = self.params.output_kind
+        kind = self.demands.params.output_kind
         if kind is OutputKind.FINAL_ONLY and not self.finished:
             return None
         standings = self.strategy.ranking()
         outputs: list[CompletionOutput] = []
-        if self.finished or not self.is_watched:
+        if self.finished or not self.demands.is_watched:
             outputs, standings = self._outputs(standings, delta=kind is OutputKind.DELTA)
         return RequestOutput(
             request_id=self.request.request_id,
@@ -217,7 +154,7 @@ class Group:
             num_cached_tokens=self.num_cached_tokens,
             metrics=self.metrics,
             error=self.error,
-            growth=self._growth(standings) if self.is_watched else (),
+            growth=self._growth(standings) if self.demands.is_watched else (),
         )
 
     def _growth(self, standings: list[Standing] | None) -> tuple[GrowthStep, ...]:
@@ -228,8 +165,8 @@ class Group:
 
     def observe(self, stats: IterationStats, now: float) -> None:
         """Tells the step in which it ended what there was to see."""
-        lengths = [len(child.sequence.output_token_ids) for child in self._children.values()]
-        reasons = [child.finish_reason for child in self._children.values() if child.finish_reason is not None]
+        lengths = [len(child.sequence.output_token_ids) for child in self.children.values()]
+        reasons = [child.finish_reason for child in self.children.values() if child.finish_reason is not None]
         stats.record_finished_request(
             now - self.metrics.arrival_time,
             len(self.request.prompt_token_ids),
@@ -237,7 +174,7 @@ class Group:
             reasons[0],
             self.num_cached_tokens,
         )
-        stats.observe_parallel_sampling(self.params, max(lengths))
+        stats.observe_parallel_sampling(self.demands.params, max(lengths))
 
     def _outputs(
         self, ranking: list[Standing] | None, *, delta: bool
@@ -245,37 +182,55 @@ class Group:
         """The outputs that count, and where they are ranked, how all children stand."""
         if ranking is not None:
             return [
-                replace(self._completion(self._children[item.child]), index=place, score=item.score)
-                for place, item in enumerate(ranking[: self.params.n])
+                replace(self._completion(self.children[standing.child]), index=rank, score=standing.score)
+                for rank, standing in enumerate(ranking[: self.demands.params.n])
             ], ranking
-        if self.params.resolved_strategy is SamplingStrategy.BEST_OF_N:
+        if self.demands.strategy is SamplingStrategy.BEST_OF_N:
             return self._best_of()
-        in_order = [self._children[number] for number in sorted(self._children)]
+        in_order = [self.children[number] for number in sorted(self.children)]
         return [self._completion(child, delta=delta) for child in in_order], None
 
     def _best_of(self) -> tuple[list[CompletionOutput], list[Standing] | None]:
-        children = [self._children[number] for number in sorted(self._children)]
+        children = [self.children[number] for number in sorted(self.children)]
         completions = [(self._completion(child), child.is_empty) for child in children]
         try:
-            ranked = rank(completions, self.params.score)
+            ranked = rank(completions, self.demands.params.score)
         except Exception as error:  # a caller's own function may raise anything: it ends this request alone
             self.error = f"the score function failed: {type(error).__name__}: {error}"
             failed = [replace(output, finish_reason=FinishReason.ERROR) for output, _ in completions]
-            return failed[: self.params.n], None
+            return failed[: self.demands.params.n], None
         if self.finished:
-            for loser in ranked[self.params.n :]:
-                sequence = self._children[loser.index].sequence
+            for loser in ranked[self.demands.params.n :]:
+                sequence = self.children[loser.index].sequence
                 if sequence.status is not SequenceStatus.FINISHED_ABORTED:
                     sequence.move(SequenceStatus.FINISHED_IGNORED)
-        standings = [Standing(item.index, item.score or 0.0, item.finished()) for item in ranked]
-        return [replace(output, index=place) for place, output in enumerate(ranked[: self.params.n])], standings
+        standings = [Standing(output.index, output.score or 0.0, output.finished()) for output in ranked]
+        best = ranked[: self.demands.params.n]
+        return [replace(output, index=index) for index, output in enumerate(best)], standings
 
     def _completion(self, child: Child, *, delta: bool = False) -> CompletionOutput:
-        return child.completion(self._decode, with_logprobs=self.params.logprobs is not None, delta=delta)
+        return child.completion(self._decode, with_logprobs=self.demands.params.logprobs is not None, delta=delta)
 
     def _prompt_logprobs(self) -> list[LogprobRow | None] | None:
-        if self.params.prompt_logprobs is None:
+        if self.demands.params.prompt_logprobs is None:
             return None
         targets = self.request.prompt_token_ids[1:]
-        rows = [logprob_row(*item, self._decode) for item in zip(targets, self.prompt_reports, strict=False)]
+        rows = [
+            logprob_row(token_id, report, self._decode)
+            for token_id, report in zip(targets, self.prompt_reports, strict=False)
+        ]
         return [None, *rows]
+
+
+def _strategy(demands: Demands) -> Strategy:
+    if not demands.is_beam_search:
+        return Independent()
+    return BeamSearch(
+        beam_width=demands.params.resolved_beam_width,
+        longest_output=demands.longest_output,
+        end_token_ids=demands.end_token_ids,
+        length_penalty=demands.params.length_penalty,
+        early_stopping=demands.params.early_stopping,
+        num_groups=demands.params.num_beam_groups,
+        diversity_penalty=demands.params.diversity_penalty,
+    )

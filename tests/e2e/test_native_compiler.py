@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from ramify import LLM, OptimalSampling, SamplingParams
+from ramify.device.layers import TorchLayers
 from ramify.models import linear
 from ramify.native import compiler
 from ramify.native.compiler import NoCompilerError, compiled
 from ramify.native.forward import NativeLayers
 from ramify.native.library import Library, load
-from ramify.runner import TorchLayers
 from tests.conftest import CheckpointMaker
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="no g++ here")
@@ -145,8 +145,8 @@ def test_two_models_must_fit_twice_together(make_checkpoint: CheckpointMaker, mo
     """Each alone may have a packed copy; both together would take too much."""
     teacher, theta = str(make_checkpoint("llama")), str(make_checkpoint("llama", num_hidden_layers=2))
     alone = LLM(teacher, device="cpu")
-    num_bytes = alone.core.device.runners[0].decoder.num_bytes  # type: ignore[attr-defined]
+    num_bytes = alone.core.device.lanes[0].layers.decoder.num_bytes  # type: ignore[attr-defined]
     monkeypatch.setattr(linear, "total_memory", lambda: num_bytes * linear.SHARE_OF_MEMORY)
     pair = OptimalSampling(teacher, theta, device="cpu")
     for engine, kind in ((LLM(teacher, device="cpu"), NativeLayers), (pair, TorchLayers)):
-        assert {type(runner.layers) for runner in engine.core.device.runners} == {kind}  # type: ignore[attr-defined]
+        assert {type(lane.layers) for lane in engine.core.device.lanes} == {kind}  # type: ignore[attr-defined]

@@ -1,23 +1,26 @@
-"""Grouped attention against the one-chunk-at-a-time reference and a contiguous one, on random steps of any shape."""
+"""Attention in parts against the one-chunk-at-a-time reference and a contiguous one, on random steps of any shape."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.attention.base import Attention
-from ramify.attention.grouped import GroupedAttention
-from ramify.attention.torch_ref import TorchAttention
+from ramify.attention.torch_parts import TorchAttention
+from ramify.device.layers import _entered
+from ramify.device.reads import SharingRule, slots_between
 from ramify.kv.pool import KVPool
 from ramify.kv.sharing import best_sharing
 from ramify.models.families import Architecture
 from ramify.models.rope import RopeConfig
 from ramify.plan import Chunk, SharedPrefix
+from tests.attention_truth import PlainAttention, reads_of
 
 CPU = torch.device("cpu")
 
@@ -57,7 +60,7 @@ def _step(numbers: random.Random, block_size: int, num_groups: int) -> list[Chun
                 count = 2
             own = -(-(past + count) // block_size) - len(common)
             table = (*common, *(free.pop() for _ in range(own)))
-            chunks.append(Chunk(0, [0] * count, past, table))
+            chunks.append(Chunk([0] * count, past, table))
     numbers.shuffle(chunks)
     return chunks
 
@@ -69,7 +72,7 @@ def _step(numbers: random.Random, block_size: int, num_groups: int) -> list[Chun
     kv_heads=st.sampled_from([1, 2, 6]),
 )
 @settings(max_examples=80, deadline=None)
-def test_grouped_equals_plain_equals_contiguous(seed: int, block_size: int, num_groups: int, kv_heads: int) -> None:
+def test_parts_equal_plain_equal_contiguous(seed: int, block_size: int, num_groups: int, kv_heads: int) -> None:
     numbers = random.Random(seed)
     torch.manual_seed(seed)
     arch = _architecture(6, kv_heads)
@@ -82,14 +85,27 @@ def test_grouped_equals_plain_equals_contiguous(seed: int, block_size: int, num_
     packed = torch.randn(rows, 6 + 2 * kv_heads, 16)
     queries, keys, values = packed[:, :6], packed[:, 6 : 6 + kv_heads], packed[:, 6 + kv_heads :]
     outputs = []
-    backends: list[Attention] = [GroupedAttention(fewest_shared_tokens=32), TorchAttention(CPU)]
+    backends: list[TorchAttention | PlainAttention] = [TorchAttention(), PlainAttention()]
     for pool, attention in zip(pools, backends, strict=True):
         pool.kv.copy_(past)
-        attention.prepare(chunks, shared, pool)
-        outputs.append(attention.forward(0, queries, keys, values))
+        outputs.append(_attend(attention, chunks, shared, pool, (queries, keys, values)))
     assert torch.equal(pools[0].kv, pools[1].kv)
     torch.testing.assert_close(outputs[0], outputs[1], atol=2e-6, rtol=1e-5)
     torch.testing.assert_close(outputs[1], _contiguous(chunks, pools[0], queries), atol=2e-6, rtol=1e-5)
+
+
+def _attend(
+    attention: TorchAttention | PlainAttention,
+    chunks: Sequence[Chunk],
+    shared: Sequence[SharedPrefix],
+    pool: KVPool,
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    size = pool.block_size
+    attention.prepare(reads_of(chunks, shared, size, SharingRule(fewest_positions=32)), pool)
+    slots = [slots_between(chunk.block_table, chunk.start, chunk.end, size) for chunk in chunks]
+    pool.write(0, torch.from_numpy(np.concatenate(slots)), *qkv[1:])
+    return attention.forward(0, *qkv)
 
 
 def _contiguous(chunks: list[Chunk], pool: KVPool, queries: torch.Tensor) -> torch.Tensor:
@@ -115,12 +131,11 @@ def test_what_a_group_shares_is_read_once() -> None:
     torch.manual_seed(0)
     pool.kv.normal_()
     pool.kv[0, :16, 0] *= 50.0  # the shared part outweighs the rest by many orders
-    chunks = [Chunk(0, [0], 18, (0, 1, 2, 3, own)) for own in (5, 6, 7)]
+    chunks = [Chunk([0], 18, (0, 1, 2, 3, own)) for own in (5, 6, 7)]
     queries, keys, values = torch.randn(3, 2, 16), torch.randn(3, 1, 16), torch.randn(3, 1, 16)
-    attention = GroupedAttention(fewest_shared_tokens=32)
-    attention.prepare(chunks, [SharedPrefix(4, (0, 1, 2))], pool)
+    attention = TorchAttention()
+    output = _attend(attention, chunks, [SharedPrefix(4, (0, 1, 2))], pool, (queries, keys, values))
     assert len(attention._parts) == 2
-    output = attention.forward(0, queries, keys, values)
     torch.testing.assert_close(output, _contiguous(chunks, pool, queries), atol=1e-5, rtol=1e-5)
 
 
@@ -129,33 +144,27 @@ def test_half_precision_is_merged_in_float32(dtype: torch.dtype) -> None:
     pool = KVPool(_architecture(6, 2), 400, 4, dtype, CPU)
     torch.manual_seed(0)
     pool.kv.normal_()
-    chunks = [Chunk(0, [0], 40, (*range(10), own)) for own in (20, 21, 22)]
+    chunks = [Chunk([0], 40, (*range(10), own)) for own in (20, 21, 22)]
     packed = torch.randn(3, 10, 16).to(dtype)
     queries, keys, values = packed[:, :6], packed[:, 6:8], packed[:, 8:]
     outputs = []
     for shared in ([SharedPrefix(10, (0, 1, 2))], []):
-        attention = GroupedAttention(fewest_shared_tokens=32)
-        attention.prepare(chunks, shared, pool)
-        outputs.append(attention.forward(0, queries, keys, values).float())
+        outputs.append(_attend(TorchAttention(), chunks, shared, pool, (queries, keys, values)).float())
     torch.testing.assert_close(outputs[0], outputs[1], atol=2e-2, rtol=2e-2)
 
 
 def test_nothing_left_behind_in_a_block_shows_through_a_mask() -> None:
     """A fault may leave NaN in a freed block; the next owner's tail must not see it."""
-    from ramify.plan import Plan
-    from ramify.runner import _entered
-
     pool = KVPool(_architecture(2, 1), 4, 4, torch.float32, CPU)
     pool.kv.fill_(torch.nan)
-    chunks = (Chunk(0, [0, 0], 0, (0,)), Chunk(0, [0, 0, 0], 0, (1,)))
-    pool.clear([block for chunk in Plan(chunks, ()).chunks for block in _entered(chunk, 4)])
-    attention = GroupedAttention(fewest_shared_tokens=32)
-    attention.prepare(chunks, [], pool)
+    chunks = (Chunk([0, 0], 0, (0,)), Chunk([0, 0, 0], 0, (1,)))
+    pool.clear(_entered(reads_of(chunks, [], 4)))
     torch.manual_seed(0)
-    attention.forward(0, torch.randn(5, 2, 16), torch.randn(5, 1, 16), torch.randn(5, 1, 16))
-    decodes = [Chunk(0, [0], 2, (0,)), Chunk(0, [0], 3, (1,))]
-    attention.prepare(decodes, [], pool)
-    assert attention.forward(0, torch.randn(2, 2, 16), torch.randn(2, 1, 16), torch.randn(2, 1, 16)).isfinite().all()
+    attention = TorchAttention()
+    _attend(attention, chunks, [], pool, (torch.randn(5, 2, 16), torch.randn(5, 1, 16), torch.randn(5, 1, 16)))
+    decodes = [Chunk([0], 2, (0,)), Chunk([0], 3, (1,))]
+    qkv = torch.randn(2, 2, 16), torch.randn(2, 1, 16), torch.randn(2, 1, 16)
+    assert _attend(attention, decodes, [], pool, qkv).isfinite().all()
 
 
 def test_log_sum_exp_of_the_operator_is_what_we_take_it_for() -> None:

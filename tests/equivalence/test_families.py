@@ -11,11 +11,11 @@ import torch
 import transformers
 
 from ramify import LLM, SamplingParams
-from ramify.attention.torch_ref import TorchAttention
+from ramify.device.layers import Batch, TorchLayers
 from ramify.kv.pool import KVPool
 from ramify.models.loader import ModelLoader
-from ramify.plan import Chunk, Plan
-from ramify.runner import Runner, TorchLayers
+from ramify.plan import Chunk
+from tests.attention_truth import reads_of
 from tests.conftest import CheckpointMaker, rewrite_config
 from tests.equal import check_greedy
 
@@ -96,9 +96,10 @@ def _logits(folder: Path, prompt: list[int]) -> torch.Tensor:
 
     decoder = ModelLoader(ModelConfig(model=str(folder))).load_model("cpu")
     pool = KVPool(decoder.arch, 16, 16, decoder.dtype, decoder.device)
-    runner = Runner(decoder, pool, TorchLayers(decoder, pool, TorchAttention(decoder.device)))
-    hidden = runner.forward(Plan((Chunk(0, prompt, 0, tuple(range(16))),), ()), [len(prompt) - 1])
-    return runner.logits(hidden)[0]
+    layers, positions = TorchLayers(decoder, pool), torch.arange(len(prompt))
+    layers.prepare(reads_of([Chunk(prompt, 0, tuple(range(16)))], [], 16))
+    hidden = layers.forward(Batch(torch.tensor(prompt), positions, slots=positions), [len(prompt) - 1])
+    return layers.logits(hidden)[0]
 
 
 def test_transformers_generate_itself_agrees(make_checkpoint: CheckpointMaker) -> None:

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ramify import LLM, FinishReason, Request, RequestOutput, SamplingParams
+from ramify.device.lane import Lane
+from ramify.device.step import PROMPT_ROWS_AT_ONCE
 from ramify.outputs import CompletionOutput, LogprobRow
 from ramify.plan import TokenReport
-from ramify.runner import Runner
 from ramify.search.reports import LogprobRows
-from ramify.step import PROMPT_ROWS_AT_ONCE
 from tests.conftest import CheckpointMaker
 from tests.drive import Asked, finish
 from tests.fake import fake_engine
@@ -234,14 +234,14 @@ def test_a_prompt_may_be_scored_and_not_continued(folder: Path, reference: Any, 
 def test_no_prompt_becomes_one_array_of_all_its_logits(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """400 tokens times a vocabulary of 150,000 would be 240 MB; a few rows at a time are enough."""
     asked_rows: list[int] = []
-    logits = Runner.logits
+    logits = Lane.logits
 
-    def watched(runner: Runner, hidden: Tensor) -> Tensor:
-        made = logits(runner, hidden)
+    def watched(lane: Lane, rows: Sequence[int]) -> Tensor:
+        made = logits(lane, rows)
         asked_rows.append(made.shape[0])
         return made
 
-    monkeypatch.setattr(Runner, "logits", watched)
+    monkeypatch.setattr(Lane, "logits", watched)
     outputs = generate(llm, prompts(400, 300), max_tokens=1, prompt_logprobs=2)
     assert [len(output.prompt_logprobs or ()) for output in outputs] == [400, 300]
     assert max(asked_rows) <= PROMPT_ROWS_AT_ONCE <= 128

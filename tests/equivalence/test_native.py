@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify import LLM, ModelConfig, SamplingParams
-from ramify.attention.torch_ref import TorchAttention
+from ramify.device.layers import Batch, Layers, TorchLayers
+from ramify.device.reads import SharingRule, slots_between
 from ramify.kv.pool import KVPool
 from ramify.kv.sharing import best_sharing
 from ramify.models.decoder import Decoder
@@ -23,8 +26,8 @@ from ramify.models.loader import ModelLoader
 from ramify.native.forward import NativeLayers
 from ramify.native.library import Library, load
 from ramify.native.products import Ending, PackedLinear
-from ramify.plan import Chunk, Plan, SharedPrefix
-from ramify.runner import Runner, TorchLayers
+from ramify.plan import Chunk, SharedPrefix
+from tests.attention_truth import NONE_SHARED, reads_of
 from tests.conftest import CheckpointMaker
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="no g++ here")
@@ -159,7 +162,7 @@ def _step(numbers: random.Random, block_size: int) -> list[Chunk]:
             if own > len(free):
                 break
             table = (*common, *(free.pop() for _ in range(own)))
-            chunks.append(Chunk(0, [numbers.randrange(320) for _ in range(count)], past, table))
+            chunks.append(Chunk([numbers.randrange(320) for _ in range(count)], past, table))
     numbers.shuffle(chunks)
     return chunks
 
@@ -175,19 +178,36 @@ def test_a_step_of_any_shape(model: str, library: Library, make_checkpoint: Chec
         chunks = tuple(_step(numbers, block_size))
         tables = [chunk.block_table[: chunk.start // block_size] for chunk in chunks]
         shared = tuple(SharedPrefix(item.num_blocks, item.rows) for item in best_sharing(tables))
-        plan = Plan(chunks, (), shared=shared if numbers.random() < 0.7 else ())
+        shared = shared if numbers.random() < 0.7 else ()
         rows = sum(len(chunk.token_ids) for chunk in chunks)
         wanted = sorted(numbers.sample(range(rows), numbers.choice([0, 1, rows // 2, rows])))
         results = []
         for native in (False, True):
             pool = KVPool(decoder.arch, 300, block_size, torch.float32, torch.device("cpu"))
             pool.kv.normal_(generator=torch.Generator().manual_seed(seed))
-            layers = NativeLayers(library, decoder, pool, fewest_shared_tokens=8) if native else None
-            runner = Runner(decoder, pool, layers or TorchLayers(decoder, pool, TorchAttention(decoder.device)))
-            hidden = runner.forward(plan, wanted)
-            results.append((hidden.clone(), runner.logits(hidden), _written(pool, chunks)))
+            layers: Layers = TorchLayers(decoder, pool, NONE_SHARED)
+            if native:
+                layers = NativeLayers(library, decoder, pool, SharingRule(fewest_positions=8))
+            hidden = _forward(layers, chunks, shared, wanted)
+            results.append((hidden.clone(), layers.logits(hidden), _written(pool, chunks)))
         for one, other in zip(*results, strict=True):
             torch.testing.assert_close(one, other, atol=3e-5, rtol=1e-4)
+
+
+def _forward(
+    layers: Layers, chunks: Sequence[Chunk], shared: Sequence[SharedPrefix], wanted: list[int]
+) -> torch.Tensor:
+    size = layers.pool.block_size
+    reads = reads_of(chunks, shared, size, layers.sharing)
+    slots = [slots_between(chunk.block_table, chunk.start, chunk.end, size) for chunk in chunks]
+    batch = Batch(
+        torch.tensor([token for chunk in chunks for token in chunk.token_ids]),
+        torch.tensor([position for chunk in chunks for position in range(chunk.start, chunk.end)]),
+        torch.from_numpy(np.concatenate(slots)),
+    )
+    with torch.inference_mode():
+        layers.prepare(reads)
+        return layers.forward(batch, None if len(wanted) == reads.size else wanted)
 
 
 def _decoder(folder: Path) -> Decoder:
@@ -205,11 +225,11 @@ def test_what_nobody_wrote_is_not_read(library: Library, make_checkpoint: Checkp
     decoder = _decoder(make_checkpoint("llama"))
     pool = KVPool(decoder.arch, 8, 16, torch.float32, torch.device("cpu"))
     pool.kv.fill_(torch.nan)
-    runner = Runner(decoder, pool, NativeLayers(library, decoder, pool))
-    prompts = (Chunk(0, [1] * 17, 0, (0, 1)), Chunk(0, [2, 3], 0, (2,)))
-    assert runner.forward(Plan(prompts, ()), [16, 18]).isfinite().all()
+    layers = NativeLayers(library, decoder, pool)
+    prompts = (Chunk([1] * 17, 0, (0, 1)), Chunk([2, 3], 0, (2,)))
+    assert _forward(layers, prompts, (), [16, 18]).isfinite().all()
     pool.kv[:, 2 * 16] = torch.nan  # the second's first position
-    hidden = runner.forward(Plan((Chunk(0, [5], 17, (0, 1)), Chunk(0, [6], 2, (2,))), ()), [0, 1])
+    hidden = _forward(layers, (Chunk([5], 17, (0, 1)), Chunk([6], 2, (2,))), (), [0, 1])
     assert hidden[0].isfinite().all()
     assert hidden[1].isnan().all()
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ramify import FinishReason, SamplingParams
-from ramify.plan import Draw, Rules, TokenReport
+from ramify.demands import Demands
+from ramify.plan import Draw, TokenReport
 from ramify.sampling import filters, pipeline
 from ramify.sampling.filters import Filters
 from ramify.sampling.piece import NOTHING_LEFT
@@ -50,9 +51,17 @@ class Case:
         )
 
     def draw(self, number: int = 0, *, child: int = 0, position: int | None = None, seed: int = 1) -> Draw:
-        rules = Rules(self.params, self.end_token_ids, self.bad_words, (self.prompt,))
-        place = len(self.output) if position is None else position
-        return Draw(f"request-{number}", child, child, place, seed, (number,), rules, self.output)
+        index = len(self.output) if position is None else position
+        return Draw(f"request-{number}", child, child, index, (), self.demands(seed), self.output)
+
+    def demands(self, seed: int) -> Demands:
+        return Demands(
+            self.params,
+            seed=seed,
+            eos_token_ids=self.end_token_ids,
+            bad_words=self.bad_words,
+            prompts=(self.prompt,),
+        )
 
 
 # -- random rows -----------------------------------------------------------------------------------------------
@@ -312,15 +321,14 @@ def test_tokens_are_drawn_as_often_as_the_reference_says(number: int, monkeypatc
     monkeypatch.setattr(pipeline, "ROWS_AT_ONCE", 256)  # rows are short here: fewer pieces, the same arithmetic
     case = mixed_case(number)
     expected = case.reference()
-    rules = case.draw().rules
+    demands = replace(case.demands(number), params=replace(case.params, logprobs=None))
     draws = [
-        Draw("r", child, child, position, number, (0,), rules, case.output)
+        Draw("r", child, child, position, (), demands, case.output)
         for child in range(100)
         # What a control sees of the position is only whether min_tokens are reached; the noise sees all of it.
         for position in positions_like(len(case.output), case.params.min_tokens, DRAWS // 100)
     ]
-    plain = [item._replace(rules=without_reports(rules)) for item in draws]
-    result = Sampler().sample([Source(torch.tensor([case.logits]), [0] * len(plain))], plain)
+    result = Sampler().sample([Source(torch.tensor([case.logits]), [0] * len(draws))], draws)
     counted = np.bincount(result.token_ids, minlength=len(case.logits))
     assert not result.faults
     assert set(np.flatnonzero(counted).tolist()) <= expected.kept
@@ -336,10 +344,6 @@ def test_tokens_are_drawn_as_often_as_the_reference_says(number: int, monkeypatc
 def positions_like(position: int, min_tokens: int, count: int) -> range:
     """As many positions as asked for, on the same side of min_tokens as this one."""
     return range(min_tokens, min_tokens + count) if position >= min_tokens else range(count)
-
-
-def without_reports(rules: Rules) -> Rules:
-    return Rules(replace(rules.params, logprobs=None), rules.end_token_ids, rules.bad_words, rules.prompts)
 
 
 # -- each control alone, by hand -----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ramify import LLM, SamplingParams
-from ramify.cuda.step import CudaStep
+from ramify.device.step import DeviceStep
 
 OPTIONS: dict[str, Any] = {"max_model_len": 512, "num_kv_blocks": 4096, "max_num_seqs": 64}
 # Short, of several blocks, and beginning alike.
@@ -17,8 +17,8 @@ def engine(folder: Path, dtype: Literal["float32", "bfloat16"], **options: Any) 
     return LLM(str(folder), device="cuda", dtype=dtype, **{**OPTIONS, **options})
 
 
-def step_of(llm: LLM) -> CudaStep:
-    assert isinstance(llm.core.device, CudaStep)
+def step_of(llm: LLM) -> DeviceStep:
+    assert isinstance(llm.core.device, DeviceStep)
     return llm.core.device
 
 

@@ -7,6 +7,7 @@ import torch
 
 from ramify.attention.paged import PagedDecode
 from ramify.plan import SharedPrefix
+from tests.attention_truth import decode_reads
 from tests.kernels.scene import Scene, make_scene
 from tests.kernels.test_paged import check, write_tables
 
@@ -42,7 +43,7 @@ def test_a_graph_outlives_its_lists(groups: bool, dtype: torch.dtype, device: to
         kv[: len(scene.kv)] = scene.kv
         queries.copy_(scene.queries)
         write_tables(paged, scene)
-        paged.write_list(paged.work_list(scene.lengths, scene.shared))
+        paged.write_list(paged.work_list(decode_reads(scene.lengths, scene.shared)))
 
     load(scenes[0])
     paged.attend(queries, kv, out, with_prefix=groups)  # compiles

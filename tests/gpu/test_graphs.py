@@ -30,10 +30,10 @@ def folder(request: pytest.FixtureRequest, make_checkpoint: CheckpointMaker) -> 
 def test_graphs_change_no_token(folder: Path, kind: str) -> None:
     with_graphs = engine(folder, "bfloat16")
     drawn = tokens(with_graphs, **KINDS[kind])
-    assert step_of(with_graphs)._graphs, "steps were captured"
+    assert step_of(with_graphs).graphs.captured, "steps were captured"
     without = engine(folder, "bfloat16", enforce_eager=True)
     assert tokens(without, **KINDS[kind]) == drawn
-    assert not step_of(without)._graphs
+    assert not step_of(without).graphs.captured
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -55,10 +55,10 @@ def test_graphs_draw_from_new_weights(folder: Path, tmp_path: Path, kind: str) -
     save_file(changed, tmp_path / "model.safetensors", metadata={"format": "pt"})
     llm = engine(folder, "bfloat16")
     before = tokens(llm, **KINDS[kind])
-    graphs = dict(step_of(llm)._graphs)
+    graphs = dict(step_of(llm).graphs.captured)
     llm.load_weights(changed.items())
     after = tokens(llm, **KINDS[kind])
-    assert all(step_of(llm)._graphs[key] is graph for key, graph in graphs.items())
-    assert step_of(llm)._graphs.keys() == graphs.keys()
+    assert all(step_of(llm).graphs.captured[key] is graph for key, graph in graphs.items())
+    assert step_of(llm).graphs.captured.keys() == graphs.keys()
     assert after == tokens(engine(tmp_path, "bfloat16"), **KINDS[kind])
     assert after != before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -9,10 +10,10 @@ import pytest
 import torch
 import transformers
 
-from ramify.cuda import lane
+from ramify.cuda.layers import CudaLayers
 from tests.conftest import CheckpointMaker
 from tests.equal import race
-from tests.gpu.engines import engine, tokens
+from tests.gpu.engines import engine, step_of, tokens
 
 PROMPTS = [list(range(10, 206)), list(range(10, 180)), [7, 8, 9] * 50]
 PARAMS = {"n": 16, "seed": 11, "max_tokens": 64}
@@ -25,24 +26,25 @@ def folder(request: pytest.FixtureRequest, make_checkpoint: CheckpointMaker) -> 
     return make_checkpoint(request.param)
 
 
-def drawn(
-    folder: Path, dtype: Literal["float32", "bfloat16"], fewest: int, patch: pytest.MonkeyPatch
-) -> list[list[tuple[int, ...]]]:
-    """Groups that save at least so many reads are groups."""
-    patch.setattr(lane, "FEWEST_SHARED_POSITIONS", fewest)
-    return tokens(engine(folder, dtype), PROMPTS, **PARAMS)
+def drawn(folder: Path, dtype: Literal["float32", "bfloat16"], fewest: int) -> list[list[tuple[int, ...]]]:
+    """Prefixes that save at least so many reads are read once for all sharers."""
+    llm = engine(folder, dtype)
+    for lane in step_of(llm).lanes:
+        assert isinstance(lane.layers, CudaLayers)
+        lane.layers.sharing = replace(lane.layers.sharing, fewest_positions=fewest)
+    return tokens(llm, PROMPTS, **PARAMS)
 
 
-def test_groups_change_no_token_in_float32(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_change_no_token_in_float32(folder: Path) -> None:
     assert not torch.backends.cuda.matmul.allow_tf32
-    assert drawn(folder, "float32", 1, monkeypatch) == drawn(folder, "float32", 10**9, monkeypatch)
+    assert drawn(folder, "float32", 1) == drawn(folder, "float32", 10**9)
 
 
 def test_groups_change_few_outputs_in_bfloat16_and_these_at_near_ties(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    grouped = drawn(folder, "bfloat16", 1, monkeypatch)
-    alone = drawn(folder, "bfloat16", 10**9, monkeypatch)
+    grouped = drawn(folder, "bfloat16", 1)
+    alone = drawn(folder, "bfloat16", 10**9)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to("cuda").eval()
     margins = []
     for prompt, ours, theirs in zip(PROMPTS, grouped, alone, strict=True):

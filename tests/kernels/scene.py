@@ -65,10 +65,10 @@ def make_scene(
     free = iter((torch.randperm(sum(counts) + 4, generator=generator) + 1).tolist())  # block 0 is never used
     tables = torch.zeros(len(lengths), max_blocks, dtype=torch.int32)  # what no position needs points at NaN
     for group in shared:
-        tables[list(group.chunks), : group.num_blocks] = torch.tensor(
+        tables[list(group.sharers), : group.num_blocks] = torch.tensor(
             [next(free) for _ in range(group.num_blocks)], dtype=torch.int32
         )
-    in_group = {row: group.num_blocks for group in shared for row in group.chunks}
+    in_group = {row: group.num_blocks for group in shared for row in group.sharers}
     kv = torch.full(((sum(counts) + 5) * block_size, 2, kv_heads, head_dim), torch.nan)
     for row, length in enumerate(lengths):
         for index in range(in_group.get(row, 0), counts[row]):

@@ -1,4 +1,4 @@
-"""Two models in the CUDA step against the CPU path, on tiny float32 models: two lanes, one graph, one draw."""
+"""Two models in the CUDA step against the CPU path, on tiny float32 models: two lanes, one draw."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from ramify import OptimalSampling
-from ramify.cuda.step import CudaStep, Model
+from ramify.cuda.step import cuda_step
+from ramify.device.step import DeviceStep
 from ramify.optimal import OptimalOutputs
 from ramify.sampling.mixing import Mixer
-from ramify.step import DeviceStep
 from tests.conftest import CheckpointMaker
+from tests.kernels.test_cuda_step import models_of
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 12}
 TEACHER = [[5, 6, 7], list(range(10, 50)), [9]]
@@ -31,16 +32,14 @@ def folders(make_checkpoint: CheckpointMaker) -> tuple[Path, Path]:
 def sampler(
     folders: tuple[Path, Path], device: torch.device, *, runs_ahead: bool = True, **options: Any
 ) -> OptimalSampling:
-    """An engine whose steps are CudaSteps wherever it runs."""
+    """An engine whose device step has the GPU's layers and sampler wherever it runs."""
     teacher, theta = map(str, folders)
     made = OptimalSampling(teacher, theta, device=device.type, **OPTIONS, **options)
-    on_cpu = made.core.device
-    if isinstance(on_cpu, DeviceStep):
-        models = [Model(runner.decoder, runner.pool) for runner in on_cpu.runners]
+    if device.type == "cpu":
         mixer = Mixer(made.mixture_config)
-        made.core.device = CudaStep(models, (0, len(models) - 1), max_num_seqs=12, max_model_len=128, mixer=mixer)
-    if not runs_ahead:
-        made.core.device.runs_ahead = False  # type: ignore[misc]
+        made.core.device = cuda_step(models_of(made.core.device), max_num_seqs=12, max_model_len=128, mixer=mixer)
+    assert isinstance(made.core.device, DeviceStep)
+    made.core.device.runs_ahead = runs_ahead
     return made
 
 

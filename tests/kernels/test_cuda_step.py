@@ -9,9 +9,14 @@ import pytest
 import torch
 
 from ramify import LLM, SamplingParams
-from ramify.cuda.step import CudaStep, Model, padded
+from ramify.cuda.step import cuda_step
+from ramify.device.graphs import padded
+from ramify.device.layers import TorchLayers
+from ramify.device.step import DeviceStep
+from ramify.kv.pool import KVPool
+from ramify.models.decoder import Decoder
+from ramify.native.forward import NativeLayers
 from ramify.outputs import RequestOutput
-from ramify.step import DeviceStep
 from tests.conftest import CheckpointMaker
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 12}
@@ -31,15 +36,24 @@ def folder(request: pytest.FixtureRequest, make_checkpoint: CheckpointMaker) -> 
 def engine(
     folder: Path, device: torch.device, *, runs_ahead: bool = True, logprobs_mode: Any = "raw", **options: Any
 ) -> LLM:
-    """An engine whose steps are CudaSteps wherever it runs."""
+    """An engine whose device step has the GPU's layers and sampler wherever it runs."""
     llm = LLM(str(folder), device=device.type, logprobs_mode=logprobs_mode, **OPTIONS, **options)
-    on_cpu = llm.core.device
-    if isinstance(on_cpu, DeviceStep):
-        models = [Model(runner.decoder, runner.pool) for runner in on_cpu.runners]
-        llm.core.device = CudaStep(models, max_num_seqs=12, max_model_len=128, logprobs_mode=logprobs_mode)
-    if not runs_ahead:
-        llm.core.device.runs_ahead = False  # type: ignore[misc]
+    if device.type == "cpu":
+        models = models_of(llm.core.device)
+        llm.core.device = cuda_step(models, max_num_seqs=12, max_model_len=128, logprobs_mode=logprobs_mode)
+    assert isinstance(llm.core.device, DeviceStep)
+    llm.core.device.runs_ahead = runs_ahead
     return llm
+
+
+def models_of(device: object) -> list[tuple[Decoder, KVPool]]:
+    """What a device step on a CPU is made of."""
+    assert isinstance(device, DeviceStep)
+    models = []
+    for lane in device.lanes:
+        assert isinstance(lane.layers, TorchLayers | NativeLayers)
+        models.append((lane.layers.decoder, lane.layers.pool))
+    return models
 
 
 def generate(llm: LLM, **options: Any) -> list[list[tuple[int, ...]]]:

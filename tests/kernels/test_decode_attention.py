@@ -7,6 +7,7 @@ import torch
 
 from ramify.kernels.decode_attention import decode_attention
 from ramify.kernels.work_list import build_work_list
+from tests.attention_truth import decode_reads
 from tests.kernels.scene import TOLERANCE, Scene, make_scene
 
 LENGTHS = (1, 40, 0, 16, 97, 5)  # one position, several splits, padding, exactly one block
@@ -15,8 +16,7 @@ LENGTHS = (1, 40, 0, 16, 97, 5)  # one position, several splits, padding, exactl
 def run(scene: Scene, own_split: int, num_programs: int = 3, block_n: int = 16) -> None:
     device = scene.queries.device
     work = build_work_list(
-        scene.lengths,
-        block_size=scene.block_size,
+        decode_reads(scene.lengths, block_size=scene.block_size),
         queries_per_row=scene.queries_per_row,
         query_tile=64,
         own_split=own_split,
@@ -83,7 +83,7 @@ def test_nan_shows_in_its_own_parts_and_in_no_other(device: torch.device) -> Non
     scene = make_scene((40, 40), heads=2, kv_heads=1, head_dim=32, block_size=16, dtype=torch.float32, device=device)
     scene.kv[scene.tables[0, 1] * 16, 0] = torch.nan  # position 16 of row 0
     partials, lse = torch.zeros(4, 2, 32, device=device), torch.zeros(4, 2, device=device)
-    work = build_work_list((40, 40), block_size=16, queries_per_row=2, query_tile=64, own_split=32)
+    work = build_work_list(decode_reads((40, 40)), queries_per_row=2, query_tile=64, own_split=32)
     decode_attention(
         scene.queries,
         scene.kv,

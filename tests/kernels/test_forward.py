@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.cuda.forward import forward, logits
+from ramify.cuda.layers import CudaLayers
+from ramify.device.layers import Batch
 from ramify.kv.pool import KVPool
 from ramify.models.decoder import Decoder, parameters
 from ramify.models.families import Architecture
@@ -61,15 +62,10 @@ def test_hidden_states_cache_and_logits(name: str, tokens: int, device: torch.de
 
     expected = decoder.forward(token_ids, positions, keep)
     with torch.inference_mode():
-        hidden = forward(
-            decoder,
-            pool,
-            lambda _, queries: queries.flatten(1),
-            token_ids=token_ids,
-            positions=positions,
-            slots=slots,
-        )
-        drawn_from = logits(decoder, hidden)
+        layers = CudaLayers(decoder, pool, max_rows=72, max_model_len=64)
+        layers._attend = lambda index, queries: queries.flatten(1)  # type: ignore[method-assign]  # noqa: ARG005
+        hidden = layers.forward(Batch(token_ids, positions, slots))
+        drawn_from = layers.logits(hidden)
     torch.testing.assert_close(hidden, expected, atol=1e-4, rtol=1e-4)
     for layer, (keys, values) in zip(pool.kv, written, strict=True):
         torch.testing.assert_close(layer[slots, 0], keys, atol=1e-4, rtol=1e-4)

@@ -9,6 +9,7 @@ import torch
 
 from ramify.attention.paged import PagedDecode
 from ramify.plan import SharedPrefix
+from tests.attention_truth import decode_reads
 from tests.kernels.scene import TOLERANCE, Scene, make_scene
 
 LENGTHS = (70, 66, 150, 20, 65, 33, 34, 90, 36, 0, 1)
@@ -61,7 +62,7 @@ def test_a_step(
         LENGTHS, shared, heads=heads, kv_heads=kv_heads, head_dim=32, block_size=16, dtype=dtype, device=device
     )
     paged = paged_for(scene)
-    paged.write_list(paged.work_list(scene.lengths, scene.shared))
+    paged.write_list(paged.work_list(decode_reads(scene.lengths, scene.shared)))
     check(attend(paged, scene), scene)
 
 
@@ -73,15 +74,15 @@ def test_one_list_after_the_other(device: torch.device) -> None:
     paged = paged_for(many)
     for scene in (many, few, many, few):
         write_tables(paged, scene)
-        paged.write_list(paged.work_list(scene.lengths, scene.shared))
+        paged.write_list(paged.work_list(decode_reads(scene.lengths, scene.shared)))
         check(attend(paged, scene), scene)
 
 
 def test_rows_that_the_list_does_not_know_are_padding(device: torch.device) -> None:
     scene = make_scene(LENGTHS, heads=4, kv_heads=2, head_dim=32, block_size=16, dtype=torch.float32, device=device)
     paged = paged_for(scene)
-    paged.write_list(paged.work_list(scene.lengths))
-    paged.write_list(paged.work_list(scene.lengths[:4]))
+    paged.write_list(paged.work_list(decode_reads(scene.lengths)))
+    paged.write_list(paged.work_list(decode_reads(scene.lengths[:4])))
     out = attend(paged, scene)
     assert (out[4:] == 0).all()
     torch.testing.assert_close(out[:4].cpu().double(), scene.whole_attention()[:4], atol=1e-5, rtol=1e-5)
@@ -94,11 +95,11 @@ def test_a_row_computes_the_same_bits_in_any_company(
     """Rows 0, 1, 2, 4 (a group, where there are groups), first among others, then without them."""
     scene = make_scene(LENGTHS, shared, heads=4, kv_heads=2, head_dim=32, block_size=16, dtype=dtype, device=device)
     paged = paged_for(scene)
-    paged.write_list(paged.work_list(scene.lengths, scene.shared))
+    paged.write_list(paged.work_list(decode_reads(scene.lengths, scene.shared)))
     among_others = attend(paged, scene)[[0, 1, 2, 4]]
     paged.tables[:4, : scene.tables.shape[1]] = scene.tables[[0, 1, 2, 4]]
     group = [SharedPrefix(4, (1, 0, 3, 2))] if shared else []
-    paged.write_list(paged.work_list([scene.lengths[row] for row in (0, 1, 2, 4)], group))
+    paged.write_list(paged.work_list(decode_reads([scene.lengths[row] for row in (0, 1, 2, 4)], group)))
     assert torch.equal(attend(paged, scene, (0, 1, 2, 4)), among_others)
 
 
@@ -106,9 +107,9 @@ def test_lists_that_do_not_fit_are_refused(device: torch.device) -> None:
     scene = make_scene((100, 100), heads=4, kv_heads=2, head_dim=32, block_size=16, dtype=torch.float32, device=device)
     paged = paged_for(scene, max_rows=2, max_parts=5)
     with pytest.raises(ValueError, match="a list of 6 parts; there is room for 5"):
-        paged.write_list(paged.work_list(scene.lengths))
+        paged.write_list(paged.work_list(decode_reads(scene.lengths)))
     with pytest.raises(ValueError, match="a list of 3 rows; there is room for 2"):
-        paged.write_list(paged.work_list([1, 1, 1]))
+        paged.write_list(paged.work_list(decode_reads([1, 1, 1])))
     with pytest.raises(ValueError, match="20 query heads of one key-value head"):
         PagedDecode(
             max_rows=2,

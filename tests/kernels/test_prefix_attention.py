@@ -10,6 +10,7 @@ import torch
 from ramify.kernels.prefix_attention import prefix_attention
 from ramify.kernels.work_list import build_work_list
 from ramify.plan import SharedPrefix
+from tests.attention_truth import decode_reads
 from tests.kernels.scene import TOLERANCE, Scene, make_scene
 
 # Rows of several groups lie among each other; rows 3 and 9 are in none; row 9 is padding.
@@ -42,9 +43,7 @@ def scene_of(  # one place for the many options
 def run(scene: Scene, *, prefix_split: int = 48, block_m: int = 16, block_n: int = 16, num_programs: int = 3) -> None:
     device = scene.queries.device
     work = build_work_list(
-        scene.lengths,
-        scene.shared,
-        block_size=scene.block_size,
+        decode_reads(scene.lengths, scene.shared, scene.block_size),
         queries_per_row=scene.queries_per_row,
         query_tile=block_m,
         own_split=64,
@@ -73,7 +72,7 @@ def run(scene: Scene, *, prefix_split: int = 48, block_m: int = 16, block_n: int
     written = set()
     for group in scene.shared:
         end = group.num_blocks * scene.block_size
-        for row in group.chunks:
+        for row in group.sharers:
             for split, start in enumerate(range(0, end, prefix_split)):
                 part = int(work.first_part[row]) + split
                 written.add(part)
@@ -100,7 +99,7 @@ def test_head_dims(head_dim: int, dtype: torch.dtype, device: torch.device) -> N
 @pytest.mark.parametrize("prefix_split", [24, 1024])
 def test_block_sizes_and_splits(block_size: int, prefix_split: int, dtype: torch.dtype, device: torch.device) -> None:
     groups = [SharedPrefix(-(-17 // block_size), (2, 0)), SharedPrefix(-(-37 // block_size), (1, 3))]
-    in_group = {row: group.num_blocks * block_size for group in groups for row in group.chunks}
+    in_group = {row: group.num_blocks * block_size for group in groups for row in group.sharers}
     lengths = [in_group[row] + 1 + row for row in range(4)]
     run(scene_of(lengths, groups, dtype, device, block_size=block_size), prefix_split=prefix_split, block_n=32)
 

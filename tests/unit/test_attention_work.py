@@ -7,9 +7,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ramify.device.reads import SharingRule
 from ramify.kv.sharing import best_sharing
-from ramify.native.attention import AttentionWork, Item, most_queries
+from ramify.native.attention import AttentionItems, Item, most_queries
 from ramify.plan import Chunk, SharedPrefix
+from tests.attention_truth import reads_of
 
 BLOCK = 4
 
@@ -25,7 +27,7 @@ def steps(draw: st.DrawFn) -> list[Chunk]:
             past = len(common) * BLOCK + draw(st.integers(0, 9))
             count = draw(st.sampled_from([1, 1, 2, 7, 30]))
             own = -(-(past + count) // BLOCK) - len(common)
-            chunks.append(Chunk(0, [0] * count, past, (*common, *range(free, free + own))))
+            chunks.append(Chunk([0] * count, past, (*common, *range(free, free + own))))
             free += own
     return chunks
 
@@ -47,17 +49,8 @@ def test_every_query_sees_its_positions_once(
         total += len(chunk.token_ids)
     tables = [chunk.block_table[: chunk.start // BLOCK] for chunk in chunks]
     shared = [SharedPrefix(item.num_blocks, item.rows) for item in best_sharing(tables)]
-    work = AttentionWork.of(
-        chunks,
-        starts,
-        shared,
-        block_size=BLOCK,
-        kv_heads=kv_heads,
-        group=group,
-        panel=panel,
-        threads=threads,
-        fewest_shared_tokens=fewest,
-    )
+    reads = reads_of(chunks, shared, BLOCK, SharingRule(fewest_positions=fewest))
+    work = AttentionItems.of(reads, kv_heads=kv_heads, queries_per_head=group, panel=panel, threads=threads)
     seen: Counter[tuple[int, int, int]] = Counter()  # row, query head, slot
     begun = set()
     for index, fields in enumerate(work.items.tolist()):
@@ -89,9 +82,9 @@ def test_every_query_sees_its_positions_once(
 
 
 def test_threads_are_woken_for_work_worth_it() -> None:
-    def work(rows: int, positions: int) -> AttentionWork:
-        chunks = [Chunk(0, [0], positions, tuple(range(positions // 16 + 1))) for _ in range(rows)]
-        return AttentionWork.of(chunks, range(rows), [], block_size=16, kv_heads=3, group=3, panel=64, threads=8)
+    def work(rows: int, positions: int) -> AttentionItems:
+        chunks = [Chunk([0], positions, tuple(range(positions // 16 + 1))) for _ in range(rows)]
+        return AttentionItems.of(reads_of(chunks, [], 16), kv_heads=3, queries_per_head=3, panel=64, threads=8)
 
     assert work(1, 64).threads == 1
     assert work(64, 1000).threads == 8

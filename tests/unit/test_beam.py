@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.demands import num_candidates
 from ramify.search.advance import Candidate, Independent
-from ramify.search.beam import BeamSearch, num_candidates
+from ramify.search.beam import BeamSearch
 from tests.beam_oracle import Tokens, Weights, oracle
 
 
@@ -29,7 +30,7 @@ def toy_model(seed: int, vocabulary: int) -> Weights:
 def search(model: Weights, **options: Any) -> list[tuple[Tokens, float]]:
     """Drives a BeamSearch as the engine does: each beam shows its likeliest tokens, decisions are carried out."""
     beams = BeamSearch(**options)
-    count = num_candidates(beam_width=options["beam_width"], num_end_tokens=len(options["end_token_ids"]))
+    count = num_candidates(options["beam_width"], len(options["end_token_ids"]))
     tokens: dict[int, Tokens] = {0: ()}
     running = [0]
     for _ in range(options["longest_output"]):

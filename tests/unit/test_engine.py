@@ -47,7 +47,7 @@ def check(engine: EngineCore) -> None:
     if device.plans:
         plan = device.plans.pop()
         assert plan.num_tokens <= scheduler.max_num_batched_tokens
-        assert len(plan.chunks) <= scheduler.max_num_seqs
+        assert len(plan.works[0].chunks) <= scheduler.max_num_seqs
         device.plans.clear()
 
 
@@ -205,8 +205,9 @@ def test_a_shared_partial_block_is_copied_by_all_but_one() -> None:
     engine.step()
     assert isinstance(engine.device, FakeDevice)
     engine.step()
-    assert len(engine.device.plans[-1].copies) == 3
-    assert [len(group.chunks) for group in engine.device.plans[-1].shared] == [4]
+    [work] = engine.device.plans[-1].works
+    assert len(work.copies) == 3
+    assert [len(prefix.sharers) for prefix in work.shared] == [4]
 
 
 @pytest.mark.parametrize("caching", [True, False])
@@ -267,7 +268,7 @@ def test_priorities_go_first_and_ties_by_arrival() -> None:
 def test_a_fault_in_one_row_ends_that_request_alone() -> None:
     engine = fake_engine()
     assert isinstance(engine.device, FakeDevice)
-    engine.device.poisoned = lambda tokens: tokens[0] == 66 and len(tokens) > 4
+    engine.device.poison(lambda tokens: tokens[0] == 66 and len(tokens) > 4)
     for name, first in (("good", 1), ("bad", 66), ("also good", 2)):
         engine.add_request(Request(name, None, [first, 5], SamplingParams(n=2, max_tokens=6, seed=1, ignore_eos=True)))
     outputs = run_all(engine)
@@ -282,18 +283,18 @@ def test_a_step_that_breaks_leaves_nothing_behind() -> None:
     assert isinstance(engine.device, FakeDevice)
     engine.add_request(Request("r", None, list(range(1, 20)), SamplingParams(n=3, max_tokens=6)))
     engine.step()
-    run = engine.device.run
+    launch = engine.device.launch
 
     def broken(_plan: Any) -> Any:
         raise RuntimeError("the device fell over")
 
-    engine.device.run = broken  # type: ignore[method-assign, assignment]
+    engine.device.launch = broken  # type: ignore[method-assign, assignment]
     with pytest.raises(RuntimeError, match="fell over"):
         engine.step()
     check(engine)
     assert not engine.has_unfinished()
     assert engine.stats()["blocks_in_use"] == 0
-    engine.device.run = run  # type: ignore[method-assign]
+    engine.device.launch = launch  # type: ignore[method-assign]
     engine.add_request(Request("r", None, list(range(1, 20)), SamplingParams(n=3, max_tokens=6, seed=2)))
     output = run_all(engine)["r"]
     assert output.num_cached_tokens == 0
@@ -324,7 +325,7 @@ def test_without_chunking_a_prompt_is_computed_in_one_step() -> None:
         engine.add_request(Request(name, None, [ord(name)] * 12, SamplingParams(max_tokens=5)))
     while engine.has_unfinished():
         engine.step()
-    first = [chunk for plan in engine.device.plans for chunk in plan.chunks if chunk.start == 0]
+    first = [chunk for plan in engine.device.plans for chunk in plan.works[0].chunks if chunk.start == 0]
     assert [len(chunk.token_ids) for chunk in first] == [12, 12, 12]
 
 
@@ -384,7 +385,7 @@ def test_preemption_happens_and_changes_nothing(mode: Any) -> None:
     while engine.has_unfinished():
         for output in engine.step():
             outputs[output.request_id] = output
-        swapped += len(engine.device.plans[-1].swaps_out)
+        swapped += len(engine.device.plans[-1].works[0].swaps_out)
         check(engine)
     assert engine.stats()["preemptions"] > 0
     assert (swapped > 0) == (mode == "swap")
@@ -409,7 +410,7 @@ def test_beams_give_way_whole_and_come_back_whole(mode: Any) -> None:
         for output in engine.step():
             outputs[output.request_id] = output
         plan = engine.device.plans[-1]
-        swapped += [copy.source for copy in plan.swaps_out]
+        swapped += [copy.source for copy in plan.works[0].swaps_out]
         by_request = {draw.request_id for draw in plan.draws}
         for request_id in by_request:
             beams = [draw for draw in plan.draws if draw.request_id == request_id]
@@ -518,7 +519,7 @@ def test_ten_thousand_requests_leave_nothing_behind() -> None:
 def test_nan_in_a_prompt_that_is_scored_ends_that_request_alone(max_tokens: int) -> None:
     engine = fake_engine()
     assert isinstance(engine.device, FakeDevice)
-    engine.device.poisoned = lambda tokens: tokens[:3] == [1, 2, 3] and len(tokens) < 6
+    engine.device.poison(lambda tokens: tokens[:3] == [1, 2, 3] and len(tokens) < 6)
     params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=1)
     engine.add_request(Request("bad", None, [1, 2, 3, 4, 5, 6, 7], params))
     engine.add_request(Request("good", None, [2, 2, 3, 4, 5, 6, 7], params))

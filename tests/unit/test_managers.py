@@ -31,7 +31,8 @@ from ramify import (
     Request,
     SamplingParams,
 )
-from ramify.plan import Draw, Rules
+from ramify.demands import Demands
+from ramify.plan import Draw
 from ramify.sampling.draw import NoiseKeys, block_noise, draw
 from ramify.sampling.pipeline import Sampler, Source
 from tests.fake import fake_engine
@@ -506,11 +507,11 @@ def test_the_penalty_is_really_applied_as_the_engine_applies_it() -> None:
     params = SamplingParams(n=siblings, strategy="diverse", diversity_penalty=1.5, seed=seed)
     manager = DiverseSamplingManager(1.5)
     manager.init_request("a", siblings)
-    rules, sampler = Rules(params), Sampler()
+    demands, sampler = Demands(params, seed=seed), Sampler()
     differences = 0
     for step in range(steps):
         logits = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(step)) * 2
-        draws = [Draw("a", child, child, step, seed, (0,), rules) for child in range(siblings)]
+        draws = [Draw("a", child, child, step, (), demands) for child in range(siblings)]
         theirs = sampler.sample([Source(logits, [0] * siblings)], draws).token_ids
         ours = []
         for child in range(siblings):

@@ -14,8 +14,9 @@ from torch import Tensor
 from ramify import InvalidInputError, Request, SamplingParams
 from ramify.config import MixtureConfig
 from ramify.core import EngineCore
+from ramify.demands import Demands
 from ramify.outputs import FinishReason, MixtureReport, RequestOutput
-from ramify.plan import NOT_FINITE, Draw, Rules
+from ramify.plan import NOT_FINITE, Draw
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.piece import NOTHING_IN_COMMON
 from ramify.sampling.pipeline import Sampler, Source
@@ -39,7 +40,8 @@ class Asked:
 def by_hand(asked: Asked, *, models: int = 2, config: MixtureConfig | None = None) -> list[list[Token]]:
     """The truth: every child by itself, each token from the two whole contexts, no engine at all."""
     params = asked.params
-    rules = Rules(params, frozenset({EOS}), prompts=(asked.teacher, asked.theta))
+    prompts, ends = (asked.teacher, asked.theta), frozenset({EOS})
+    demands = Demands(params, seed=params.seed or 0, eos_token_ids=ends, prompts=prompts)
     sampler = Sampler(mixer=Mixer(config if config is not None else MixtureConfig()))
     children = []
     for child in range(params.n):
@@ -50,7 +52,7 @@ def by_hand(asked: Asked, *, models: int = 2, config: MixtureConfig | None = Non
                 Source(logits_after([*prompt, *output], model)[None], [0])
                 for model, prompt in ((0, asked.teacher), (models - 1, asked.theta))
             ]
-            draw = Draw("x", child, child, len(output), params.seed or 0, (0, 1), rules, list(output))
+            draw = Draw("x", child, child, len(output), (), demands, list(output))
             result = sampler.sample(sources, [draw])
             output.append(result.token_ids[0])
             told.append((output[-1], result.mixtures[0]))
@@ -168,7 +170,7 @@ def test_prefix_hits_count_for_each_model() -> None:
 def test_nan_from_either_model_ends_that_request_alone(broken: tuple[int, ...]) -> None:
     engine = small()
     assert isinstance(engine.device, FakeDevice)
-    engine.device.poisoned = lambda tokens: tuple(tokens[: len(broken)]) == broken and len(tokens) > len(broken) + 1
+    engine.device.poison(lambda tokens: tuple(tokens[: len(broken)]) == broken and len(tokens) > len(broken) + 1)
     params = SamplingParams(max_tokens=6, seed=0, ignore_eos=True)
     bad, good = Asked([1, 2, 3], [7, 8], params), Asked([1, 2, 4], [8, 8], params)
     engine.add_request(bad.request("bad"))
@@ -183,7 +185,7 @@ def test_nan_from_either_model_ends_that_request_alone(broken: tuple[int, ...]) 
 def test_nan_counts_even_where_the_other_model_alone_decides() -> None:
     engine = small(alpha_method="fixed", alpha=1.0)
     assert isinstance(engine.device, FakeDevice)
-    engine.device.poisoned = lambda tokens: tokens[0] == 7
+    engine.device.poison(lambda tokens: tokens[0] == 7)
     engine.add_request(Asked([1, 2, 3], [7, 8], SamplingParams(max_tokens=3)).request("bad"))
     assert run_both(engine)["bad"].error == NOT_FINITE
 
@@ -208,10 +210,10 @@ def test_at_the_ends_of_alpha_the_tokens_are_those_of_one_model(
     engine.add_request(asked.request("a"))
     mixed = run_both(engine)["a"].outputs[0]
     prompt = (asked.teacher, asked.theta)[role]
-    rules = Rules(asked.params, frozenset({EOS}), prompts=(prompt,))
+    demands = Demands(asked.params, seed=5, eos_token_ids=frozenset({EOS}), prompts=(prompt,))
     expected: list[int] = []
     while len(expected) < 12 and expected[-1:] != [EOS]:
-        draw = Draw("x", 0, 0, len(expected), 5, (0,), rules, list(expected))
+        draw = Draw("x", 0, 0, len(expected), (), demands, list(expected))
         logits = logits_after([*prompt, *expected], role)[None]
         expected += Sampler().sample([Source(logits, [0])], [draw]).token_ids
     assert list(mixed.token_ids) == expected

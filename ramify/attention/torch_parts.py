@@ -1,9 +1,9 @@
-"""Attention on a CPU: what rows share is read once, what is their own is read apart, and the parts are merged.
+"""Attention with torch's operators: what rows share is read once, what is their own is read apart, then merged.
 
-    shared   all queries of a group of sequences    x  their common leading blocks         one dense product
-    past     the queries of one chunk of a prompt   x  what its track computed earlier     one dense product
-    self     the queries of that chunk              x  its own positions                   causal
-    own      single queries (decodes)               x  the rest of their tracks            padded, by length
+    shared   all rows of the sharers             x  their common leading blocks         one dense product
+    past     the rows of one piece of a prompt   x  what its track computed earlier     one dense product
+    self     the rows of that piece              x  its own positions                   causal
+    own      single rows (decodes)               x  the rest of their tracks            padded, by length
 
 Each part gives an output and the log-sum-exp of its scores; those two merge exactly, in float32:
 o = (o1 e^l1 + o2 e^l2) / (e^l1 + e^l2).
@@ -18,11 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.attention.slots import IntArray, slots_of
+from ramify.device.reads import Int64s, Reads, SharingRule
 from ramify.kv.pool import KVPool
-from ramify.plan import Chunk, SharedPrefix
 
-FEWEST_SHARED_TOKENS = 256  # below this a second part and a merge cost more than reading twice
+SHARING = SharingRule(fewest_positions=256)  # below this a second part and a merge cost more than reading twice
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # resolved once, not at every call
 
 
@@ -55,42 +54,30 @@ class _Padded:
 Part = _Dense | _Causal | _Padded
 
 
-class GroupedAttention:
-    def __init__(self, fewest_shared_tokens: int = FEWEST_SHARED_TOKENS) -> None:
-        self._fewest_shared_tokens = fewest_shared_tokens
+class TorchAttention:
+    def __init__(self) -> None:
         self._pool: KVPool | None = None
-        self._slots = torch.empty(0, dtype=torch.long)
         self._parts: list[tuple[Part, bool]] = []  # and whether it is the first that its rows see
 
     # -- once a step -----------------------------------------------------------------------------------------
 
-    def prepare(self, chunks: Sequence[Chunk], shared: Sequence[SharedPrefix], pool: KVPool) -> None:
+    def prepare(self, reads: Reads, pool: KVPool) -> None:
         self._pool = pool
-        size = pool.block_size
-        starts = np.cumsum([0, *(len(chunk.token_ids) for chunk in chunks)])
-        self._slots = torch.from_numpy(np.concatenate([slots_of(chunk, size, chunk.start) for chunk in chunks]))
-        covered = [0] * len(chunks)  # blocks of each chunk that a group reads for it
         parts: list[Part] = []
-        for group in shared:
-            if (len(group.chunks) - 1) * group.num_blocks * size < self._fewest_shared_tokens:
-                continue
-            for index in group.chunks:
-                covered[index] = group.num_blocks
-            rows = np.concatenate([np.arange(starts[index], starts[index + 1]) for index in sorted(group.chunks)])
-            table = chunks[group.chunks[0]].block_table[: group.num_blocks]
-            parts.append(_Dense(_as_slice(rows), _as_slice(np.array(table)), group.num_blocks * size))
-        singles = [index for index, chunk in enumerate(chunks) if len(chunk.token_ids) == 1]
-        parts += _padded_parts(chunks, singles, covered, starts, size)
-        for index, chunk in enumerate(chunks):
-            if len(chunk.token_ids) > 1:
-                parts += _chunk_parts(chunk, covered[index], int(starts[index]), size)
-        self._parts = _with_firsts([_for_all_layers(part, pool) for part in parts], int(starts[-1]))
+        for prefix in reads.shared:
+            sharers = sorted(prefix.sharers)
+            rows = np.concatenate([_rows_of(reads, sharer) for sharer in sharers])
+            table = reads.tables[sharers[0]][: prefix.num_blocks]
+            parts.append(_Dense(_as_slice(rows), _as_slice(np.array(table)), prefix.num_blocks * reads.block_size))
+        parts += _padded_parts(reads, np.flatnonzero(reads.num_rows == 1))
+        for chunk in np.flatnonzero(reads.num_rows > 1).tolist():
+            parts += _chunk_parts(reads, chunk)
+        self._parts = _with_firsts([_for_all_layers(part, pool) for part in parts], reads.size)
 
     # -- once a layer ----------------------------------------------------------------------------------------
 
     def forward(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        assert self._pool is not None, "prepare comes first"
-        self._pool.write(layer, self._slots, keys, values)
+        """(T, heads, head_dim) to (T, heads * head_dim); the step's keys and values lie in the pool already."""
         merged = _Merge(queries)
         for part, first in self._parts:
             match part:
@@ -187,55 +174,57 @@ def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tens
     return output[0].transpose(0, 1), scores[0].transpose(0, 1)
 
 
-def _chunk_parts(chunk: Chunk, covered: int, row: int, block_size: int) -> Iterator[Part]:
-    """A chunk of a prompt sees itself, and what lies before it and is read by no group."""
-    rows = slice(row, row + len(chunk.token_ids))
+def _rows_of(reads: Reads, chunk: int) -> Int64s:
+    return np.arange(reads.first_rows[chunk], reads.first_rows[chunk] + reads.num_rows[chunk])
+
+
+def _chunk_parts(reads: Reads, chunk: int) -> Iterator[Part]:
+    """A piece of a prompt sees itself, and what lies before it and is not read as a shared part."""
+    first = int(reads.first_rows[chunk])
+    rows = slice(first, first + int(reads.num_rows[chunk]))
     yield _Causal(rows)
-    length = chunk.start - covered * block_size
-    if length:
-        blocks = np.array(chunk.block_table[covered : covered - (-length // block_size)])
-        yield _Dense(rows, _as_slice(blocks), length)
+    begin, start = int(reads.begins[chunk]), int(reads.ends[chunk]) - 1
+    if start > begin:
+        blocks = reads.tables[chunk][begin // reads.block_size : -(-start // reads.block_size)]
+        yield _Dense(rows, _as_slice(np.array(blocks)), start - begin)
 
 
-def _padded_parts(
-    chunks: Sequence[Chunk], singles: Sequence[int], covered: Sequence[int], starts: IntArray, block_size: int
-) -> Iterator[Part]:
+def _padded_parts(reads: Reads, singles: Int64s) -> Iterator[Part]:
     """Single rows in buckets of similar length, so that a short one is not padded to the longest of all."""
-    by_length = sorted(singles, key=lambda index: chunks[index].end - covered[index] * block_size)
+    lengths = reads.ends[singles] - reads.begins[singles]
     bucket: list[int] = []
     shortest = 0
-    for index in by_length:
-        blocks = len(chunks[index].block_table) - covered[index]
+    for chunk in singles[np.argsort(lengths, kind="stable")].tolist():
+        blocks = len(reads.tables[chunk]) - int(reads.begins[chunk]) // reads.block_size
         if bucket and blocks > shortest + shortest // 2 + 2:
-            yield _bucket(chunks, bucket, covered, starts, block_size)
+            yield _bucket(reads, bucket)
             bucket = []
         if not bucket:
             shortest = blocks
-        bucket.append(index)
+        bucket.append(chunk)
     if bucket:
-        yield _bucket(chunks, bucket, covered, starts, block_size)
+        yield _bucket(reads, bucket)
 
 
-def _bucket(
-    chunks: Sequence[Chunk], bucket: list[int], covered: Sequence[int], starts: IntArray, block_size: int
-) -> Part:
+def _bucket(reads: Reads, bucket: list[int]) -> Part:
     bucket = sorted(bucket)
-    tables = [chunks[index].block_table[covered[index] :] for index in bucket]
+    tables = [reads.tables[chunk][reads.begins[chunk] // reads.block_size :] for chunk in bucket]
+    lengths = reads.ends[bucket] - reads.begins[bucket]
     if len(bucket) == 1:  # nothing to pad, nothing to mask, and often nothing to copy
-        row = int(starts[bucket[0]])
-        length = chunks[bucket[0]].end - covered[bucket[0]] * block_size
-        return _Dense(slice(row, row + 1), _as_slice(np.array(tables[0])), length)
+        row = int(reads.first_rows[bucket[0]])
+        return _Dense(slice(row, row + 1), _as_slice(np.array(tables[0])), int(lengths[0]))
     longest = max(map(len, tables))
     # Padding repeats the row's own last block: any block that holds numbers will do behind the mask.
     padded = np.array([table + (table[-1],) * (longest - len(table)) for table in tables])
-    lengths = np.array([chunks[index].end - covered[index] * block_size for index in bucket])
-    mask = np.where(np.arange(longest * block_size) < lengths[:, None], 0.0, -np.inf).astype(np.float32)
+    mask = np.where(np.arange(longest * reads.block_size) < lengths[:, None], 0.0, -np.inf).astype(np.float32)
     return _Padded(
-        _as_slice(starts[bucket]), torch.from_numpy(padded.reshape(-1)), torch.from_numpy(mask)[:, None, None]
+        _as_slice(reads.first_rows[bucket]),
+        torch.from_numpy(padded.reshape(-1)),
+        torch.from_numpy(mask)[:, None, None],
     )
 
 
-def _as_slice(numbers: IntArray) -> slice | Tensor:
+def _as_slice(numbers: Int64s) -> slice | Tensor:
     """Consecutive numbers as a slice (a view instead of a copy), others as an index."""
     if numbers[-1] - numbers[0] == len(numbers) - 1 and (np.diff(numbers) == 1).all():
         return slice(int(numbers[0]), int(numbers[-1]) + 1)

@@ -1,0 +1,147 @@
+"""What a request demands, derived once when it arrives: the scheduler, the core, the group and the samplers read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramify.sampling_params import OutputKind, SamplingParams, SamplingStrategy
+
+SamplerKind = Literal["plain", "filtered", "full"]  # temperature alone; top-k, top-p and min-p too; anything
+LARGEST = 1e30  # what callers may ask for beyond it, or beyond its inverse, would be infinite or 0 in float32
+
+
+@dataclass(frozen=True, eq=False)
+class Demands:
+    """A request's parameters, and what they come to for its prompts and its model. Each request has one of its own.
+
+    What needs only the parameters is derived from them here; the other fields are what the engine knows besides.
+    """
+
+    params: SamplingParams
+    number: int = 0  # of all requests of the engine, this one's: names it when its id is used again
+    seed: int = 0
+    prompts: tuple[Sequence[int], ...] = ((),)  # of each track
+    eos_token_ids: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()  # as token ids
+    longest_output: int = 0
+
+    # -- how many sequences, and how they depend on each other -----------------------------------------------
+
+    @cached_property
+    def strategy(self) -> SamplingStrategy:
+        return self.params.resolved_strategy
+
+    @cached_property
+    def is_beam_search(self) -> bool:
+        return self.strategy is SamplingStrategy.BEAM_SEARCH
+
+    @cached_property
+    def num_first_draws(self) -> int:
+        """Children that draw from the prompt's last position; beams grow out of one."""
+        return 1 if self.is_beam_search else self.params.num_samples
+
+    @cached_property
+    def num_candidates(self) -> int:
+        """Beams: how many of the likeliest tokens to report instead of drawing one."""
+        if not self.is_beam_search:
+            return 0
+        return num_candidates(self.params.resolved_beam_width, len(self.end_token_ids))
+
+    @cached_property
+    def diversity_penalty(self) -> float:
+        """What a token loses per earlier sibling that took it in this step; beams do that sum on the host."""
+        return self.params.diversity_penalty if self.strategy is SamplingStrategy.DIVERSE else 0.0
+
+    # -- ends ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Those of the end tokens that the caller named."""
+        return frozenset(self.params.stop_token_ids or ())
+
+    @cached_property
+    def end_token_ids(self) -> frozenset[int]:
+        return self.stop_token_ids | (frozenset() if self.params.ignore_eos else self.eos_token_ids)
+
+    # -- driving ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def may_run_ahead(self) -> bool:
+        """Whether the step after a draw can be launched before the host knows the token."""
+        return self.params.num_together is None and not self.looks_back
+
+    @cached_property
+    def is_streamed(self) -> bool:
+        return self.params.output_kind is not OutputKind.FINAL_ONLY
+
+    @cached_property
+    def is_watched(self) -> bool:
+        return self.params.output_kind is OutputKind.GROWTH
+
+    @cached_property
+    def children_go_alone(self) -> bool:
+        """Whether children, once they are there, can be recorded one by one: no output is due for several together."""
+        return not self.is_beam_search and (self.params.num_samples == 1 or not self.is_streamed)
+
+    # -- sampling --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def temperature(self) -> float:
+        """0: the likeliest token, and any other stays above 0 in float32. Beams are not scaled."""
+        given = 1.0 if self.is_beam_search else self.params.temperature
+        return given and min(max(given, 1 / LARGEST), LARGEST)
+
+    @cached_property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @cached_property
+    def is_random(self) -> bool:
+        return not self.is_greedy and not self.is_beam_search
+
+    @cached_property
+    def narrows(self) -> bool:
+        """Whether top-k, top-p or min-p leave tokens out; there is nothing to leave out before the likeliest."""
+        params = self.params
+        return not self.is_greedy and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+
+    @cached_property
+    def counts_output(self) -> bool:
+        return bool(self.params.presence_penalty or self.params.frequency_penalty)
+
+    @cached_property
+    def counts_prompt(self) -> bool:
+        return self.params.repetition_penalty != 1
+
+    @cached_property
+    def looks_back(self) -> bool:
+        """Whether what may be drawn depends on which tokens were drawn before."""
+        return bool(self.counts_output or self.counts_prompt or self.params.bad_words or self.params.logits_processors)
+
+    @cached_property
+    def sampler(self) -> SamplerKind:
+        """The cheapest sampler that serves a row of this request."""
+        params = self.params
+        needs_all = self.looks_back or params.logit_bias or params.allowed_token_ids or params.min_tokens
+        if needs_all or params.num_together is not None:
+            return "full"
+        return "filtered" if self.narrows else "plain"
+
+    @cached_property
+    def distinct_prompts(self) -> tuple[NDArray[np.int64], ...]:
+        return tuple(np.unique(np.asarray(prompt, dtype=np.int64)) for prompt in self.prompts)
+
+
+def num_candidates(beam_width: int, num_end_tokens: int) -> int:
+    """How many of the likeliest tokens of each beam are enough to decide a step exactly.
+
+    A beam group's first `width`, and its first `width` that do not end, are among each beam's first `width` and as many
+    more as there are end tokens. Earlier groups push down at most as many tokens as they have beams.
+    """
+    return beam_width + num_end_tokens

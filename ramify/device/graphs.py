@@ -1,0 +1,38 @@
+"""Captured pieces of a step: a fast path of what runs without them all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+import torch
+
+
+class Graphs:
+    """Where they are off, or the device has none, every piece just runs."""
+
+    def __init__(self, device: torch.device, *, use_graphs: bool = True) -> None:
+        self.are_on = use_graphs and device.type == "cuda"
+        self.captured: dict[Hashable, torch.cuda.CUDAGraph] = {}
+
+    def run(self, shape: Hashable, body: Callable[[], object]) -> None:
+        """Runs a body, which reads and writes buffers that stay where they are; `shape` is all else it depends on."""
+        graph = self.captured.get(shape)
+        if graph is not None:
+            graph.replay()
+            return
+        body()  # also compiles what is not compiled yet, which a capture could not
+        if self.are_on:
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            pool = next((other.pool() for other in self.captured.values()), None)
+            with torch.cuda.graph(graph, pool=pool):
+                body()
+            self.captured[shape] = graph
+
+
+def padded(count: int) -> int:
+    """The rows of the graph that serves so many: coarse where rows are many, so that graphs are few."""
+    for most, step in ((4, 1), (16, 4), (64, 8), (256, 16)):
+        if count <= most:
+            return -(-count // step) * step
+    return -(-count // 32) * 32

@@ -1,0 +1,117 @@
+"""A lane: one model's part of a step, from its work to the logits after its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.device.graphs import Graphs, padded
+from ramify.device.layers import Layers
+from ramify.device.reads import Int64s, Reads
+from ramify.device.rows import ModelRows, upload
+from ramify.plan import Row, Work
+from ramify.sampling.pipeline import Source
+
+
+class Lane:
+    """With graphs, a step of decodes alone is padded to the size of one, and leaves the logits of all its rows in a
+    buffer: what graphs read and write must stay where it is."""
+
+    def __init__(self, layers: Layers, max_rows: int, graphs: Graphs | None) -> None:
+        self.layers = layers
+        self._graphs = graphs
+        self._rows = ModelRows(max_rows, layers.pool.block_size, layers.device)
+        self._buffer = torch.empty(
+            0 if graphs is None else max_rows, layers.vocab_size, dtype=torch.float32, device=layers.device
+        )
+        # Of the present step:
+        self.is_captured = False  # decodes alone, by a graph
+        self.first_rows = np.empty(0, np.int64)  # of each chunk
+        self.size = 0  # decodes, with their padding
+        self._num_rows = 0  # all rows
+        self._shape = (0, False)
+        self._hidden: Tensor | None = None
+        self._index_of: Mapping[int, int] | None = None  # of rows among the hidden states; None: all are there
+
+    # -- on the host: the numbers of a step ------------------------------------------------------------------
+
+    def begin(self, work: Work, drawn_in: Mapping[str, int]) -> None:
+        """Gives every chunk its rows, and tells the layers who reads what."""
+        chunks = work.chunks
+        counts = [len(chunk.token_ids) for chunk in chunks]
+        num_decodes = counts.count(1)
+        self.is_captured = self._graphs is not None and num_decodes == len(chunks)
+        self.size = padded(num_decodes) if self.is_captured else num_decodes
+        self._num_rows = self.size + sum(counts) - num_decodes
+        self.first_rows = self._rows.place(chunks, self.size, drawn_in)
+        if chunks:
+            self._prepare(work, np.array(counts, np.int64), np.array([chunk.start + 1 for chunk in chunks], np.int64))
+
+    def go_on(self, work: Work, drawing_rows: Int64s) -> None:
+        """The decodes of the step before, one position on; their tokens were drawn in these rows."""
+        self._rows.go_on(work.chunks, self.first_rows, drawing_rows)
+        self._prepare(work, np.ones_like(self.first_rows), self._rows.ends[self.first_rows])
+
+    def _prepare(self, work: Work, num_rows: Int64s, ends: Int64s) -> None:
+        block_size = self.layers.pool.block_size
+        reads = Reads.of(
+            self.first_rows,
+            num_rows,
+            ends,
+            [chunk.block_table for chunk in work.chunks],
+            self.layers.sharing.worthwhile(work.shared, num_rows, block_size),
+            block_size=block_size,
+            size=self._num_rows,
+        )
+        self._shape = (self.size, bool(reads.shared))
+        self.layers.prepare(reads)
+
+    def rows_of(self, rows: Sequence[Row]) -> Int64s:
+        """Where rows of this model's work stand."""
+        return self.first_rows[[row.chunk for row in rows]] + np.array([row.offset for row in rows], np.int64)
+
+    # -- on the device ---------------------------------------------------------------------------------------
+
+    def compute(self, wanted: Sequence[int], drawn: Tensor) -> None:
+        """All rows; the logits after these, which ascend, can be asked for then.
+
+        drawn (max_rows,): the tokens of the step before, for rows whose token the host does not know.
+        """
+        if not self._num_rows:
+            return
+        if self.is_captured and self._graphs is not None:
+            self._graphs.run((self, *self._shape), lambda: self._forward_all(drawn))
+            return
+        self._index_of = None if len(wanted) == self._num_rows else {row: index for index, row in enumerate(wanted)}
+        batch = self._rows.batch(self.size, drawn)
+        self._hidden = self.layers.forward(batch, None if self._index_of is None else wanted)
+
+    def logits(self, rows: Sequence[int]) -> Tensor:
+        """Float32 logits (len(rows), vocabulary) after these rows."""
+        if self.is_captured:
+            return self._buffer[upload(rows, self._buffer.device)]
+        hidden = self._hidden
+        assert hidden is not None, "compute comes first"
+        chosen = list(rows) if self._index_of is None else [self._index_of[row] for row in rows]
+        if chosen != list(range(len(hidden))):
+            hidden = hidden[upload(chosen, hidden.device)]
+        return self.layers.logits(hidden)
+
+    def all_logits(self) -> Tensor:
+        """Of a captured step: (size, vocabulary), row by row."""
+        return self._buffer[: self.size]
+
+    def sources(self, tracks: Sequence[Int64s]) -> list[Source]:
+        """For each track of this model, given by the rows that its draws are from; one product serves all of them."""
+        if self.is_captured:
+            return [Source(self.all_logits(), rows.tolist()) for rows in tracks]
+        distinct = np.unique(np.concatenate(tracks))
+        logits = self.logits(distinct.tolist())
+        return [Source(logits, np.searchsorted(distinct, rows).tolist()) for rows in tracks]
+
+    def _forward_all(self, drawn: Tensor) -> None:
+        hidden = self.layers.forward(self._rows.batch(self.size, drawn))
+        self.layers.logits(hidden, self.all_logits())

@@ -1,0 +1,104 @@
+"""Which rows of a step read which positions: the one description of attention that every device executes.
+
+    chunk 0   |===== shared =====|--- own ---|      two chunks hold the same leading blocks: these are read once for
+    chunk 1   |===== shared =====|-- own -|         both, as one dense product, and each chunk's own part apart;
+    chunk 2   |------ own ------|                   the parts of a row are merged by log-sum-exp
+
+A chunk is one row (a decode) or several (a piece of a prompt, whose rows see each other causally).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramify.kv.sharing import Table
+from ramify.plan import SharedPrefix
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SharingRule:
+    """When a device reads a shared prefix as a part of its own: a second part and a merge have their price."""
+
+    fewest_positions: int  # that are not read again thanks to it
+    prompts: bool = True  # whether pieces of prompts may share too, or single rows only
+
+    def worthwhile(self, shared: Sequence[SharedPrefix], num_rows: Int64s, block_size: int) -> list[SharedPrefix]:
+        chosen = []
+        for prefix in shared:
+            sharers = prefix.sharers
+            if not self.prompts and not (num_rows[list(sharers)] == 1).all():
+                sharers = tuple(sharer for sharer in sharers if num_rows[sharer] == 1)
+            if len(sharers) > 1 and (len(sharers) - 1) * prefix.num_blocks * block_size >= self.fewest_positions:
+                chosen.append(SharedPrefix(prefix.num_blocks, sharers))
+        return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Of C chunks. Row i of chunk c sees its shared part, then the positions begins[c] … ends[c] + i - 1."""
+
+    first_rows: Int64s  # (C,) where each chunk's rows begin
+    num_rows: Int64s  # (C,)
+    begins: Int64s  # (C,) where its own part begins: behind what it shares
+    ends: Int64s  # (C,) what its first row sees, itself included; each row after it sees one more
+    tables: Sequence[Table]  # (C) the blocks of all its positions
+    shared: Sequence[SharedPrefix]  # what is read together
+    block_size: int
+    size: int  # rows of the step, with those that are padding
+
+    @classmethod
+    def of(
+        cls,
+        first_rows: Int64s,
+        num_rows: Int64s,
+        ends: Int64s,
+        tables: Sequence[Table],
+        shared: Sequence[SharedPrefix],
+        *,
+        block_size: int,
+        size: int,
+    ) -> Reads:
+        begins = np.zeros_like(ends)
+        for prefix in shared:
+            begins[list(prefix.sharers)] = prefix.num_blocks * block_size
+        return cls(first_rows, num_rows, begins, ends, tables, shared, block_size, size)
+
+    @property
+    def num_singles(self) -> int:
+        """Single rows, with those that are padding; they stand before the rows of prompts."""
+        return self.size - int(self.num_rows[self.num_rows > 1].sum())
+
+    def of_rows(self, rows: Sequence[int]) -> Reads:
+        """Each of these rows as a chunk of its own, in this order."""
+        chosen = np.asarray(rows, dtype=np.int64)
+        order = np.argsort(self.first_rows, kind="stable")
+        owners = order[np.searchsorted(self.first_rows[order], chosen, side="right") - 1]
+        shared = []
+        for prefix in self.shared:
+            sharers = np.flatnonzero(np.isin(owners, prefix.sharers)).tolist()
+            if len(sharers) > 1:
+                shared.append(SharedPrefix(prefix.num_blocks, tuple(sharers)))
+        return Reads.of(
+            chosen,
+            np.ones_like(chosen),
+            self.ends[owners] + chosen - self.first_rows[owners],
+            [self.tables[owner] for owner in owners.tolist()],
+            shared,
+            block_size=self.block_size,
+            size=self.size,
+        )
+
+
+def slots_between(table: Table, start: int, end: int, block_size: int) -> Int64s:
+    """Where positions start … end - 1 lie in a pool, for the blocks of all positions from 0."""
+    first = start // block_size
+    blocks = np.asarray(table[first : -(-end // block_size)], dtype=np.int64)
+    positions = np.arange(start - first * block_size, end - first * block_size)
+    slots: Int64s = blocks[positions // block_size] * block_size + positions % block_size
+    return slots

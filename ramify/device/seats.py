@@ -1,0 +1,32 @@
+"""Who stands in which row of the device's buffers.
+
+A track keeps its row while others come and go; the gap that one leaves is filled by the last row, so rows are always
+0, 1, 2, … and a step costs what changed.
+
+    rows   0    1    2    3             b leaves                0    1    2
+           a    b    c    d             d takes its row         a    d    c
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class Seats:
+    def __init__(self) -> None:
+        self._keys: list[str] = []
+        self._row_of: dict[str, int] = {}
+
+    def take(self, keys: Sequence[str]) -> list[int]:
+        """Gives these keys a row each, and nobody else; returns their rows."""
+        wanted = set(keys)
+        for key in [key for key in self._keys if key not in wanted]:
+            row, last = self._row_of.pop(key), self._keys.pop()
+            if last != key:
+                self._keys[row] = last
+                self._row_of[last] = row
+        for key in keys:
+            if key not in self._row_of:
+                self._row_of[key] = len(self._keys)
+                self._keys.append(key)
+        return [self._row_of[key] for key in keys]

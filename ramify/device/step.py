@@ -1,0 +1,290 @@
+"""The device's part of a step, for every device: a Plan down, a StepResult up.
+
+    move      blocks are copied and swapped, as every model's work says
+    compute   each model's lane: tokens to hidden rows to logits              lane.py
+    draw      from the logits of one model, or from the mixture of two        sampling/pipeline.py
+
+Where the sampler's kernels serve all draws, tokens stay on the device: the next step reads them there, so it can be
+launched before the host knows them, and the result is fetched when it is asked for. A step of decodes alone is then two
+kinds of graphs, forward (rows × shared or not) for each model and draw (rows × kind of sampler), and while the same
+tracks just go on, its numbers follow from those of the step before. What these kernels do not serve is drawn by torch's
+operators from the same logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.config import LogprobsMode
+from ramify.device.graphs import Graphs, padded
+from ramify.device.lane import Lane
+from ramify.device.layers import Layers
+from ramify.device.reads import Int64s
+from ramify.device.rows import DrawRows, upload
+from ramify.device.seats import Seats
+from ramify.plan import PENDING, Draw, Plan, Row, StepResult, Ticket, TokenReport
+from ramify.sampling import rows as column
+from ramify.sampling.mixing import Mixer
+from ramify.sampling.pipeline import Sampler, Source
+from ramify.sampling.reports import report
+from ramify.sampling.rows import Columns, SamplerChoice
+
+PROMPT_ROWS_AT_ONCE = 64  # what prompt logprobs need of the vocabulary at a time
+
+
+class Results(Protocol):
+    """On their way from the device."""
+
+    def read(self, rows: Sequence[int] | Int64s, draws: Sequence[Draw]) -> StepResult:
+        """Waits; in the order of the draws, whose rows these are."""
+
+
+class SamplerKernels(Protocol):
+    """Draws from logits and columns to tokens in buffers, without the host; gpu/sampler.py."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """(max_rows,) what was drawn last, row by row."""
+
+    def choose(self, draws: Sequence[Draw]) -> SamplerChoice | None:
+        """The cheapest kind that serves all of these draws; None if there is none."""
+
+    def draw(self, logits: Sequence[Tensor], integers: Tensor, floats: Tensor, kind: SamplerChoice) -> None:
+        """From the logits (R, vocabulary) of each track, and the columns of R draws."""
+
+    def fetch(self, kind: SamplerChoice, *, at_once: bool = False) -> Results:
+        """Asks for what was drawn last; `at_once`: it is read before anything else is fetched."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Steady:
+    """A captured step. While the same tracks just go on, the next one's numbers follow from it."""
+
+    keys: list[list[str]]  # of each lane's chunks
+    drawing_rows: list[Int64s]  # where each of these draws
+    rows: Int64s  # of the draws, in their order
+    kind: SamplerChoice
+
+    def goes_on_as(self, plan: Plan) -> bool:
+        """Whether a plan has the same tracks, each to compute the token that it drew in the last step."""
+        return len(plan.draws) == len(self.rows) and all(
+            [chunk.key for chunk in work.chunks] == keys and all(chunk.token_ids[0] == PENDING for chunk in work.chunks)
+            for work, keys in zip(plan.works, self.keys, strict=True)
+        )
+
+
+class DeviceStep:
+    """One `Layers` per model. Where draws have two tracks, the first is the teacher's, the second the student's."""
+
+    def __init__(
+        self,
+        layers: Sequence[Layers],
+        *,
+        max_num_seqs: int,
+        logprobs_mode: LogprobsMode = "raw",
+        mixer: Mixer | None = None,
+        kernels: SamplerKernels | None = None,
+        use_graphs: bool = True,
+        runs_ahead: bool = False,
+    ) -> None:
+        self.device = layers[0].device
+        self.runs_ahead = runs_ahead
+        self.sampler = Sampler(logprobs_mode, mixer)
+        self.graphs = Graphs(self.device, use_graphs=use_graphs)
+        max_rows, tracks = padded(max_num_seqs), 1 if mixer is None else 2
+        most = padded(max_num_seqs * tracks // len(layers))  # two tracks may be of one model
+        self.lanes = [Lane(each, most, self.graphs if kernels is not None else None) for each in layers]
+        self._kernels = kernels
+        self._max_rows = max_rows
+        self._draw_rows = DrawRows(max_rows, self.device)
+        self._seats = Seats() if tracks == 2 else None  # of the draws; those of one track stand where it does
+        # The tokens of the last step by the rows they were drawn in, and the row of each track that may go on unseen.
+        self._tokens = torch.zeros(max_rows, dtype=torch.int64, device=self.device)
+        if kernels is not None:
+            self._tokens = kernels.tokens
+        self._drawn_in: dict[str, int] = {}
+        self._steady: _Steady | None = None
+
+    @torch.inference_mode()
+    def launch(self, plan: Plan) -> Ticket:
+        for lane, work in zip(self.lanes, plan.works, strict=True):
+            lane.layers.pool.move(work)
+        if not any(work.chunks for work in plan.works):
+            return partial(StepResult, [], [])
+        if self._steady is not None and self._steady.goes_on_as(plan):
+            return self._go_on(self._steady, plan)
+        self._steady = None
+        for lane, work in zip(self.lanes, plan.works, strict=True):
+            lane.begin(work, self._drawn_in)
+        tracks = [_Track(rows[0].model, self.lanes[rows[0].model].rows_of(rows)) for rows in _by_track(plan.draws)]
+        for lane, wanted in zip(self.lanes, self._wanted(plan, tracks), strict=True):
+            lane.compute(wanted, self._tokens)
+        told = self._report_prompts(plan)
+        ticket = self._draw(plan, tracks) if plan.draws else partial(StepResult, [], [])
+        if not told:
+            return ticket
+        result = ticket()
+        result.prompts.extend(told)
+        return lambda: result
+
+    def _wanted(self, plan: Plan, tracks: Sequence[_Track]) -> list[list[int]]:
+        """The rows of each lane whose logits somebody needs."""
+        wanted: list[set[int]] = [set() for _ in self.lanes]
+        for track in tracks:
+            wanted[track.model].update(track.rows.tolist())
+        for asked in plan.prompt_reports:
+            wanted[asked.first.model].update(self._rows_asked(asked.first, len(asked.targets)))
+        return [sorted(rows) for rows in wanted]
+
+    # -- prompts ---------------------------------------------------------------------------------------------
+
+    def _rows_asked(self, first: Row, count: int) -> range:
+        start = int(self.lanes[first.model].rows_of([first])[0])
+        return range(start, start + count)
+
+    def _report_prompts(self, plan: Plan) -> list[list[TokenReport]]:
+        """A few rows at a time: a prompt's logits may be larger than the model."""
+        told = []
+        for asked in plan.prompt_reports:
+            lane, rows = self.lanes[asked.first.model], self._rows_asked(asked.first, len(asked.targets))
+            reports: list[TokenReport] = []
+            for start in range(0, len(rows), PROMPT_ROWS_AT_ONCE):
+                some = slice(start, start + PROMPT_ROWS_AT_ONCE)
+                targets = torch.tensor(asked.targets[some], device=self.device)[:, None]
+                told_rows = report(lane.logits(rows[some]), targets, asked.demands.params.prompt_logprobs or 0)
+                reports += [row[0] for row in told_rows]
+            told.append(reports)
+        return told
+
+    # -- draws -----------------------------------------------------------------------------------------------
+
+    def _draw(self, plan: Plan, tracks: Sequence[_Track]) -> Ticket:
+        kind = None if self._kernels is None else self._kernels.choose(plan.draws)
+        if self._kernels is not None and kind is not None:
+            if self._is_one_to_one(plan.draws, tracks):
+                return self._draw_captured(plan, tracks, kind)
+            sources = self._sources(tracks)
+            if len(plan.draws) <= self._max_rows:
+                self._drawn_in = _rows_by_key(plan, range(len(plan.draws)))
+                self._draw_fresh(self._kernels, plan.draws, sources, kind)
+                return partial(self._kernels.fetch(kind).read, range(len(plan.draws)), plan.draws)
+            result = self._draw_in_waves(self._kernels, plan.draws, sources, kind)
+        else:
+            result = self.sampler.sample(self._sources(tracks), plan.draws)
+        if self.runs_ahead:
+            # Who goes on unseen draws for itself alone: a row each.
+            alone = [index for index, draw in enumerate(plan.draws) if draw.child == draw.parent]
+            self._tokens[: len(alone)] = upload([result.token_ids[index] for index in alone], self.device)
+            self._drawn_in = _rows_by_key(plan, alone)
+        return lambda: result
+
+    def _sources(self, tracks: Sequence[_Track]) -> list[Source]:
+        """Of each track, what its draws are from; the rows of one model's tracks are multiplied together."""
+        of_lane = {}
+        for model in {track.model for track in tracks}:
+            of_lane[model] = iter(self.lanes[model].sources([track.rows for track in tracks if track.model == model]))
+        return [next(of_lane[track.model]) for track in tracks]
+
+    def _is_one_to_one(self, draws: Sequence[Draw], tracks: Sequence[_Track]) -> bool:
+        """Whether all is captured, and every row draws one token for its own child."""
+        num_rows = sum(len(lane.first_rows) for lane in self.lanes)
+        return (
+            all(lane.is_captured for lane in self.lanes)
+            and num_rows == len(draws) * len(tracks)
+            and all(len(set(track.rows.tolist())) == len(draws) for track in tracks)
+        )
+
+    def _draw_captured(self, plan: Plan, tracks: Sequence[_Track], kind: SamplerChoice) -> Ticket:
+        draws = plan.draws
+        keys = [[chunk.key for chunk in work.chunks] for work in plan.works]
+        rows, sources = tracks[0].rows, [track.rows for track in tracks] if len(tracks) > 1 else []
+        if self._seats is not None:
+            names = keys[tracks[0].model]
+            rows = np.array(self._seats.take([names[draw.rows[0].chunk] for draw in draws]), np.int64)
+        self._draw_rows.settle(draws, rows, padded(len(draws)), sources)
+        drawing_rows = [np.zeros(len(names), np.int64) for names in keys]
+        for draw, row in zip(draws, rows.tolist(), strict=True):
+            for model, chunk, _ in draw.rows:
+                drawing_rows[model][chunk] = row
+        self._drawn_in = {
+            key: row
+            for names, drawn in zip(keys, drawing_rows, strict=True)
+            for key, row in zip(names, drawn.tolist(), strict=True)
+        }
+        self._steady = _Steady(keys, drawing_rows, rows, kind)
+        return self._replay(self._steady, draws)
+
+    def _go_on(self, steady: _Steady, plan: Plan) -> Ticket:
+        for lane, work, drawing_rows in zip(self.lanes, plan.works, steady.drawing_rows, strict=True):
+            lane.go_on(work, drawing_rows)
+        for lane in self.lanes:
+            lane.compute((), self._tokens)
+        self._draw_rows.go_on(steady.rows)
+        return self._replay(steady, plan.draws)
+
+    def _replay(self, steady: _Steady, draws: Sequence[Draw]) -> Ticket:
+        assert self._kernels is not None, "captured steps draw by kernels"
+        size = padded(len(draws))
+        self.graphs.run((size, steady.kind), lambda: self._draw_all(size, steady.kind))
+        return partial(self._kernels.fetch(steady.kind).read, steady.rows, draws)
+
+    def _draw_all(self, size: int, kind: SamplerChoice) -> None:
+        """From the logits that captured lanes left, row by row."""
+        assert self._kernels is not None
+        integers, floats = self._draw_rows.columns(size)
+        logits = [self.lanes[0].all_logits()]
+        if self._seats is not None:
+            teacher, theta = self.lanes[0], self.lanes[-1]
+            logits = [
+                teacher.all_logits()[integers[column.TEACHER_ROW]],
+                theta.all_logits()[integers[column.THETA_ROW]],
+            ]
+        self._kernels.draw(logits, integers, floats, kind)
+
+    def _draw_fresh(
+        self, kernels: SamplerKernels, draws: Sequence[Draw], sources: Sequence[Source], kind: SamplerChoice
+    ) -> None:
+        """Into the first rows, whoever stood there; does not wait for them."""
+        logits = [source.logits[upload(source.rows, self.device)] for source in sources]
+        columns = Columns.of(draws)
+        kernels.draw(logits, upload(columns.integers, self.device), upload(columns.floats, self.device), kind)
+
+    def _draw_in_waves(
+        self, kernels: SamplerKernels, draws: Sequence[Draw], sources: Sequence[Source], kind: SamplerChoice
+    ) -> StepResult:
+        """More draws than rows: many children of one prompt take their first tokens."""
+        whole = StepResult([], [])
+        for start in range(0, len(draws), self._max_rows):
+            some = slice(start, start + self._max_rows)
+            part = [Source(source.logits, source.rows[some]) for source in sources]
+            self._draw_fresh(kernels, draws[some], part, kind)
+            whole.extend(kernels.fetch(kind, at_once=True).read(range(len(draws[some])), draws[some]))
+        return whole
+
+
+@dataclass(frozen=True, slots=True)
+class _Track:
+    """The rows of one model's lane that the draws are from, draw by draw."""
+
+    model: int
+    rows: Int64s
+
+
+def _by_track(draws: Sequence[Draw]) -> list[tuple[Row, ...]]:
+    return list(zip(*(draw.rows for draw in draws), strict=True))
+
+
+def _rows_by_key(plan: Plan, indices: Sequence[int]) -> dict[str, int]:
+    """These draws stand in the first rows: the row of each track that they are from."""
+    return {
+        plan.works[model].chunks[chunk].key: row
+        for row, index in enumerate(indices)
+        for model, chunk, _ in plan.draws[index].rows
+    }

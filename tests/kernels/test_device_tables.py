@@ -1,0 +1,41 @@
+"""The device's copy of block tables: whoever comes and goes, each row holds its track's blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.cuda.tables import DeviceTables
+from ramify.device.reads import Reads
+from ramify.device.seats import Seats
+
+KEYS = [f"track-{number}" for number in range(8)]
+
+
+@given(data=st.data())
+@settings(max_examples=60)
+def test_every_row_has_its_tracks_table_whatever_comes_and_goes(data: st.DataObject) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    on_device = torch.full((8, 6), -1, dtype=torch.int32, device=device)
+    held, seats = DeviceTables(on_device), Seats()
+    tables: dict[str, tuple[int, ...]] = {}
+    for _ in range(data.draw(st.integers(1, 8))):
+        present = data.draw(st.lists(st.sampled_from(KEYS), min_size=1, unique=True))
+        for key in present:
+            change = data.draw(st.sampled_from(["stay", "append", "replace", "copy last"]))
+            table = tables.get(key, (0,))
+            if change == "append" and len(table) < 6:
+                table = (*table, data.draw(st.integers(0, 99)))
+            elif change == "replace":  # as after a swap: other blocks, perhaps fewer
+                table = tuple(data.draw(st.lists(st.integers(0, 99), min_size=1, max_size=6)))
+            elif change == "copy last":
+                table = (*table[:-1], data.draw(st.integers(100, 199)))
+            tables[key] = table
+        rows = np.array(seats.take(present), np.int64)
+        ones = np.ones(len(present), np.int64)
+        own = [tables[key] for key in present]
+        held.follow(Reads.of(rows, ones, ones, own, [], block_size=16, size=len(present)))
+        for key, row in zip(present, rows.tolist(), strict=True):
+            assert tuple(on_device[row, : len(tables[key])].tolist()) == tables[key]
