@@ -83,11 +83,11 @@ class Recipe:
             raise InvalidInputError(f"theta_prompt must not hold {{{min(leaked)}}}: the student may not see the answer")
         for name in ("answer_pattern", "reference_pattern"):
             _check_pattern(name, getattr(self, name))
-        self.mixture()
+        MixtureConfig(**self.mixture_options())  # which checks them
         self.sampling(0)
 
-    def mixture(self) -> MixtureConfig:
-        return MixtureConfig(**{name: getattr(self, name) for name in MIXTURE_FIELDS})
+    def mixture_options(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in MIXTURE_FIELDS}
 
     def sampling(self, seed: int) -> SamplingParams:
         return SamplingParams(

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from ramify.config import EngineOptions
 from ramify.distill.journal import Journal, write_whole
 from ramify.distill.problems import Malformed, Problem
-from ramify.distill.recipe import MIXTURE_FIELDS, Recipe
+from ramify.distill.recipe import Recipe
 from ramify.distill.report import write_report
 from ramify.distill.samples import as_samples, prompts_of
 from ramify.errors import InvalidInputError
@@ -121,7 +121,6 @@ class Run:
 def load_models(recipe: Recipe, options: EngineOptions, say: Callable[[str], None]) -> OptimalSampling:
     from ramify.optimal import OptimalSampling
 
-    chosen: dict[str, Any] = {name: getattr(recipe, name) for name in MIXTURE_FIELDS}
     return OptimalSampling(
         recipe.model_teacher,
         recipe.model_theta,
@@ -129,6 +128,6 @@ def load_models(recipe: Recipe, options: EngineOptions, say: Callable[[str], Non
         theta_system_prompt=recipe.theta_system_prompt,
         enable_chat_template=recipe.enable_chat_template,
         say=say,
-        **chosen,
+        **recipe.mixture_options(),
         **options,
     )

@@ -70,9 +70,6 @@ class BlockManager:
         table, index = self._frozen.get(key, ()), position // self.block_size
         return table if index < len(table) and self._counts[table[index]] == 1 else None
 
-    def holds(self, key: str) -> bool:
-        return bool(self._tables.get(key))
-
     def num_new_blocks(self, key: str, start: int, end: int) -> int:
         """How many blocks `extend(key, start, end)` would take."""
         table = self._tables.get(key, ())

@@ -31,7 +31,6 @@ class KVPool:
         *,
         num_host_blocks: int = 0,
     ) -> None:
-        self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_host_blocks = num_host_blocks
         shape = (arch.num_layers, num_blocks * block_size, 2, arch.num_kv_heads, arch.head_dim)

@@ -33,9 +33,6 @@ class PrefixIndex:
     def __contains__(self, block: int) -> bool:
         return block in self._of_block
 
-    def __len__(self) -> int:
-        return len(self._of_block)
-
     def find(self, tokens: Sequence[int]) -> list[Entry]:
         """The longest known chain of full blocks at the beginning of `tokens`."""
         found: list[Entry] = []

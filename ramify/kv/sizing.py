@@ -20,7 +20,7 @@ def num_blocks(
     cache: CacheConfig,
     decoders: Sequence[Decoder],
     *,
-    num_tracks: int = 1,
+    num_tracks: int,
     max_num_seqs: int,
     max_model_len: int,
     max_num_batched_tokens: int,

@@ -38,36 +38,14 @@ class QuantFormat:
 
 def dequantize(data: Tensor, quant_format: QuantFormat) -> Tensor:
     """The weights in `data` (contiguous uint8, whole blocks), flat, float32, in new memory on its device."""
-    num_weights = data.numel() // quant_format.block_bytes * quant_format.block_size
-    out = torch.empty(num_weights, dtype=torch.float32, device=data.device)
-    dequantize_into(data, quant_format, out)
-    return out
-
-
-def dequantize_into(data: Tensor, quant_format: QuantFormat, out: Tensor) -> None:
-    """Fill `out` with the weights in `data` (contiguous uint8, whole blocks, on the same device).
-
-    `out` is contiguous and may have any floating dtype; the weights are computed in float32 and rounded once.
-    """
     blocks = data.view(-1, quant_format.block_bytes)
-    rows = out.view(-1, quant_format.block_size)  # (num_blocks, block_size)
-    if len(rows) != len(blocks):
-        raise ValueError(f"{len(blocks)} {quant_format.name} blocks cannot fill {out.numel()} weights")
+    out = torch.empty(len(blocks), quant_format.block_size, dtype=torch.float32, device=data.device)
     weights_per_chunk = CPU_CHUNK_WEIGHTS if data.device.type == "cpu" else DEVICE_CHUNK_WEIGHTS
     num_chunk_blocks = weights_per_chunk // quant_format.block_size
-    scratch = (
-        None
-        if rows.dtype == torch.float32
-        else rows.new_empty((min(num_chunk_blocks, len(rows)), quant_format.block_size), dtype=torch.float32)
-    )
     for start in range(0, len(blocks), num_chunk_blocks):
-        chunk = blocks[start : start + num_chunk_blocks]
-        target = rows[start : start + num_chunk_blocks]
-        if scratch is None:
-            quant_format.dequantize_blocks(chunk, target)
-        else:
-            quant_format.dequantize_blocks(chunk, scratch[: len(chunk)])
-            target.copy_(scratch[: len(chunk)])
+        chunk = slice(start, start + num_chunk_blocks)
+        quant_format.dequantize_blocks(blocks[chunk], out[chunk])
+    return out.view(-1)
 
 
 def dequantize_f32(blocks: Tensor, out: Tensor) -> None:

@@ -14,8 +14,6 @@ from ramify.text.messages import plain_data, validate_messages
 from ramify.text.template_limits import Budget, LimitError
 from ramify.text.template_sandbox import LimitedEnvironment
 
-__all__ = ["ChatTemplate", "validate_messages"]
-
 # The longest templates have some ten thousand characters; compiling this many can take seconds.
 _MAX_SOURCE_CHARACTERS = 128 * 1024
 _MAX_DATE_FORMAT_CHARACTERS = 256
@@ -42,7 +40,6 @@ class ChatTemplate:
             raise ChatTemplateError(
                 f"the chat template has {len(source)} characters, more than {_MAX_SOURCE_CHARACTERS}"
             )
-        self.source = source
         self._special_tokens = dict(special_tokens)
         self._max_output_characters = max_output_characters
         self._time_limit_seconds = time_limit_seconds
@@ -61,11 +58,7 @@ class ChatTemplate:
         except Exception as error:
             # Whatever Jinja or Python's compiler says of generated code that is too large or too deep.
             raise ChatTemplateError(f"the chat template cannot be compiled: {_said(error)}") from None
-        self._variables = frozenset(names - self._environment.globals.keys())
-
-    def variables(self) -> frozenset[str]:
-        """The names the template reads from outside."""
-        return self._variables
+        self._variables = names - self._environment.globals.keys()  # what the template reads from outside
 
     def render(
         self, /, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any

@@ -18,14 +18,6 @@ class IncrementalDetokenizer:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._assembler: TextAssembler = assembler_for(tokenizer)
-        self._pieces: list[str] = []
-
-    @property
-    def text(self) -> str:
-        """Everything returned so far."""
-        if len(self._pieces) > 1:
-            self._pieces = ["".join(self._pieces)]
-        return self._pieces[0] if self._pieces else ""
 
     def push(self, token_id: int) -> str:
         """Take one more token; return the text that became certain by it, often none."""
@@ -35,11 +27,11 @@ class IncrementalDetokenizer:
         if token is None:
             # As in `decode`: an id without a token has no text.
             return ""
-        return self._keep(self._assembler.push(token))
+        return self._assembler.push(token)
 
     def flush(self) -> str:
         """End the text: return what was held back. Nothing may be pushed afterwards."""
-        return self._keep(self._assembler.flush())
+        return self._assembler.flush()
 
     def fork(self) -> IncrementalDetokenizer:
         """An independent copy: what is pushed to one is not seen by the other."""
@@ -47,10 +39,4 @@ class IncrementalDetokenizer:
         copy._tokenizer = self._tokenizer
         copy._skipped = self._skipped
         copy._assembler = self._assembler.fork()
-        copy._pieces = [self.text]
         return copy
-
-    def _keep(self, text: str) -> str:
-        if text:
-            self._pieces.append(text)
-        return text

@@ -18,13 +18,10 @@ _WRITING = frozenset(
 )
 # They pass on a value that was there before.
 _PASSING = frozenset({"attr", "count", "d", "default", "first", "last", "length", "max", "min", "random"})
+# Filters for web pages whose running time can grow with the square of the text, and a debugging aid.
+REMOVED_FILTERS = ("pprint", "striptags", "urlize", "xmlattr")
 _WRAPPED_CHARACTERS = 2**14
 _MAX_PRECISION = 300
-
-
-def removed_filters() -> tuple[str, ...]:
-    """Filters for web pages whose running time can grow with the square of the text, and a debugging aid."""
-    return ("pprint", "striptags", "urlize", "xmlattr")
 
 
 def fresh_value(name: str) -> bool:

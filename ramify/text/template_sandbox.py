@@ -27,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from ramify.text.template_filters import check_filter, fresh_value, removed_filters, to_json
+from ramify.text.template_filters import REMOVED_FILTERS, check_filter, fresh_value, to_json
 from ramify.text.template_limits import Budget
 
 # With a space in its name, no template can write such a filter itself.
@@ -86,7 +86,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             optimized=False,
         )
         self._local = threading.local()
-        for name in removed_filters():
+        for name in REMOVED_FILTERS:
             del self.filters[name]
         self.filters["tojson"] = to_json
         for name, function in list(self.filters.items()):
