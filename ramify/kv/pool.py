@@ -17,8 +17,8 @@ Pair = tuple[int, int]
 class KVPool:
     """kv is (layers, slots, 2, kv_heads, head_dim): a slot is one position, keys first, then values.
 
-    Memory is taken when a slot is first written (the operating system maps zero pages lazily), and so is the host
-    memory that blocks are swapped out to.
+    On a CPU a slot takes no memory before it is first written. The host memory for swapped-out blocks is allocated when
+    the first block goes there.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class KVPool:
         self.kv = _zeros(shape, dtype, device)
         # (layers, num_blocks, block_size, 2, kv_heads, head_dim): the same memory, block by block.
         self.blocks = self.kv.view(arch.num_layers, num_blocks, block_size, *shape[2:])
-        # A view costs as much as a small product, so each layer's are made once.
+        # Making a view costs as much as a small product, so each layer's views are made once.
         self.layers = self.kv.unbind(0)
         self.layer_blocks = self.blocks.unbind(0)
         self._host_blocks: Tensor | None = None
@@ -47,18 +47,21 @@ class KVPool:
         self.layers[layer].index_copy_(0, slots, torch.stack((keys, values), dim=1))
 
     def views(self, blocks: slice, length: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """By layer, keys and values (1, kv_heads, length, head_dim) of the first slots of neighbouring blocks."""
+        """Keys and values of the first `length` slots of consecutive blocks, layer by layer.
+
+        Each is (1, kv_heads, length, head_dim).
+        """
         start = blocks.start * self.block_size
         keys, values = self.kv[:, start : start + length].permute(2, 0, 3, 1, 4).unsqueeze(2).unbind(0)
         return keys.unbind(0), values.unbind(0)
 
     def clear(self, blocks: Sequence[int]) -> None:
-        """Zeroes blocks: what an earlier owner left behind, were it NaN, would show through any mask."""
+        """Zeroes blocks: a NaN left there by an earlier owner would come through any mask."""
         if blocks:
             self.blocks.index_fill_(1, self._tensor(blocks), 0)
 
     def copy_blocks(self, pairs: Sequence[Pair]) -> None:
-        """Gives each target block its source's content, in all layers."""
+        """Copies (source block, target block) pairs, in all layers."""
         if pairs:
             sources, targets = self._tensor(pairs).unbind(1)
             self.blocks.index_copy_(1, targets, self.blocks.index_select(1, sources))
@@ -91,7 +94,7 @@ class KVPool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU as pages that the system maps when they are first written (torch.zeros would write them all)."""
+    """Zeros; on a CPU as pages that the system maps at the first write (torch.zeros would write them all)."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
