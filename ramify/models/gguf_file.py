@@ -1,4 +1,4 @@
-"""GGUF files: metadata, a table of tensors, and their weights on demand."""
+"""GGUFFile: a mapped file, its metadata, its table of tensors, and their weights on demand."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GGUFFile:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Map and check the file; raises a ModelError that names it if it cannot be used."""
+        """Maps and checks the file; raises a ModelError that names the file if it cannot be used."""
         path = Path(path)
         contents = _map(path)
         try:
@@ -64,7 +64,7 @@ def _map(path: Path) -> mmap.mmap:
         with path.open("rb") as file:
             if file.seek(0, 2) == 0:
                 raise FileFormatError(f"{path.name}: the file is empty")
-            # A private copy-on-write map, because torch wants memory it may write to.
+            # A private copy-on-write map, because torch wants writable memory.
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except OSError as error:
         raise ModelNotFoundError(f"{path} cannot be read: {error.strerror}") from error
