@@ -7,11 +7,11 @@ from ramify.text.tokenizer import Tokenizer
 
 
 class IncrementalDetokenizer:
-    """Decodes a growing list of ids.
+    """Decodes ids one at a time.
 
-    Promise: all that `push` and `flush` returned, joined, is `tokenizer.decode(all ids)`, also where the ids
-    spell no valid UTF-8. Text comes out as soon as no later token can change it; a push costs the length of
-    its own token, however much came before. How each kind of decoder keeps this is told in `token_text`.
+    What `push` and `flush` return, joined, is `tokenizer.decode(all ids)`, even if the ids spell no valid UTF-8. Text
+    is returned as soon as no later token can change it, and a push takes time for its own token only, however many came
+    before. `token_text` says how each kind of decoder does this.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -20,7 +20,7 @@ class IncrementalDetokenizer:
         self._assembler: TextAssembler = assembler_for(tokenizer)
 
     def push(self, token_id: int) -> str:
-        """Take one more token; return the text that became certain by it, often none."""
+        """Takes one more token; returns the text that is now certain, which may be none."""
         if token_id in self._skipped:
             return ""
         token = self._tokenizer.id_to_token(token_id)
@@ -30,7 +30,7 @@ class IncrementalDetokenizer:
         return self._assembler.push(token)
 
     def flush(self) -> str:
-        """End the text: return what was held back. Nothing may be pushed afterwards."""
+        """Ends the text and returns what was held back. Nothing may be pushed afterwards."""
         return self._assembler.flush()
 
     def fork(self) -> IncrementalDetokenizer:
