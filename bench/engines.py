@@ -1,9 +1,9 @@
-"""One adapter per engine: make it once, run a workload, return the tokens generated. Each runs in a process of its own.
+"""One adapter per engine: makes it once, runs workloads, returns the tokens generated. Each has its own process.
 
     python bench/engines.py ENGINE MODEL_FOLDER
 
-reads one line per run from standard input (a workload's name) and answers with one JSON line (tokens, seconds; or why
-it cannot), so that a driver can take turns between engines: on a shared machine only what ran side by side can be
+reads one workload's name per line from standard input and answers each with one line of JSON: tokens and seconds, or
+why it cannot run. So a driver can let engines take turns: on a shared machine only what runs side by side can be
 compared.
 """
 
@@ -43,7 +43,7 @@ def ramify(folder: str) -> Run:
             detokenize=False,
         )
         outputs = llm.generate(workload.prompts(), params, use_tqdm=False)
-        return sum(len(item.token_ids) for output in outputs for item in output.outputs)
+        return sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
 
     return run
 
@@ -95,7 +95,7 @@ def vllm(folder: str) -> Run:
         )
         prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in workload.prompts()]
         outputs = llm.generate(prompts, params, use_tqdm=False)
-        return sum(len(item.token_ids) for output in outputs for item in output.outputs)
+        return sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
 
     return run
 
@@ -110,7 +110,7 @@ def llama_cpp(file: str) -> Run:
         if workload.num_prompts * workload.n > 1:
             raise NotImplementedError("its Python package samples one sequence at a time")
         model.reset()
-        model._ctx.kv_cache_clear()  # else the prompt would be found computed
+        model._ctx.kv_cache_clear()  # else the prompt would be cached
         total = 0
         controls = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
         for _ in model.generate(workload.prompts()[0], temp=workload.temperature, **controls):
@@ -127,7 +127,7 @@ ENGINES = {"ramify": ramify, "transformers": transformers, "vllm": vllm, "llama.
 
 def main() -> None:
     engine, folder = sys.argv[1:3]
-    answers = os.fdopen(os.dup(1), "w")  # engines print what they like; answers have a channel of their own
+    answers = os.fdopen(os.dup(1), "w")  # engines print whatever they like, so answers have their own channel
     os.dup2(2, 1)
     start = time.perf_counter()
     run = ENGINES[engine](folder)

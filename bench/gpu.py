@@ -82,9 +82,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class GpuWorkload:
-    """num_prompts prompts and outputs of lengths in these ranges, n samples each; tok/s of vLLM, floor and goals.
+    """num_prompts prompts and outputs with lengths in these ranges, n samples each; tokens/s of vLLM, floor and goals.
 
-    Where the model is a pair, both see the same prompts; vLLM has nothing to compare with then.
+    If the model is a pair, both models see the same prompts, and vLLM has nothing to compare with.
     """
 
     name: str
@@ -179,7 +179,7 @@ def run(llm: LLM | OptimalSampling, workload: GpuWorkload) -> float:
     else:
         outputs = llm.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - start
-    return sum(len(item.token_ids) for output in outputs for item in output.outputs) / seconds
+    return sum(len(sample.token_ids) for output in outputs for sample in output.outputs) / seconds
 
 
 def main() -> None:
@@ -218,7 +218,7 @@ def main() -> None:
             del llm
             gc.collect()
             torch.cuda.empty_cache()
-    if {"optimal32", "teacher32"} <= set(results):  # as many tokens in both
+    if {"optimal32", "teacher32"} <= set(results):  # both made equally many tokens
         ratio = results["teacher32"] / results["optimal32"]
         print(f"optimal32 takes {ratio:.2f} times teacher32's time (floor 1.61, goal 2.0, then 1.75)")
     lines = [{"engine": "ramify", "workload": name, "tok_s": round(speed), **facts} for name, speed in results.items()]

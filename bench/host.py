@@ -30,7 +30,7 @@ from ramify.text.tokenizer import Tokenizer
 
 
 class InstantDevice:
-    """Draws random tokens in no time; counts the time it is given, so that it can be taken off."""
+    """Draws random tokens at once; measures the time it takes itself, so that it can be subtracted."""
 
     def __init__(self) -> None:
         self._numbers = random.Random(0)
@@ -87,7 +87,7 @@ def steady_state(tokenizer: Tokenizer, siblings: bool) -> float:
 
 
 def after_many(tokenizer: Tokenizer) -> tuple[float, float]:
-    """Mean host time of steps with 16 short requests running: in the first thousand requests, and in the last."""
+    """Mean host time of a step with 16 short requests running: for the first thousand requests and for the last."""
     core, device = engine(tokenizer)
     numbers = random.Random(0)
     times: list[float] = []

@@ -1,13 +1,13 @@
 """The decode attention kernels on a GPU, one layer at a time, beside SDPA and beside the memory's speed.
 
-Regime: 1 to 256 rows in bfloat16, one query each. Own positions are bound by reading keys and values once; a shared
-prefix is bound by arithmetic, because 256 rows meet every key. Each time is that of a CUDA graph over several layers
-with keys and values of their own (one layer's prefix would stay in the cache, as it never does in a model), over their
-number.
+Regime: 1 to 256 rows in bfloat16, one query each. A row's own positions are bound by reading keys and values once; a
+shared prefix is bound by arithmetic, because 256 rows see every key. Each time is that of a CUDA graph over several
+layers, divided by their number. Each layer has its own keys and values: those of a single one would stay in the cache,
+as they never do in a model.
 
     python bench/kernels.py [--shape NAME] [--sweep] [--top 5]
 
-SDPA gets its keys and values contiguous, all rows of one (the mean) length: an easier task. `--sweep` tries other tile
+SDPA has the easier task: contiguous keys and values, and all rows of the same, mean length. `--sweep` tries other tile
 sizes, warps, stages, programs and splits. The last line is JSON.
 """
 
@@ -128,7 +128,7 @@ class Layers:
 
 
 def microseconds(launch: Callable[[Tensor], None], layers: Tensor) -> float:
-    """Of one layer: the median replay of a graph over all of them."""
+    """The time of one layer: the median of a graph over all layers, divided by their number."""
     launch(layers[0])  # compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -162,7 +162,7 @@ def sdpa_microseconds(shape: Shape, queries_per_kv_head: int, batch: int, length
 def report(layers: Layers) -> dict[str, float]:
     shape = layers.shape
     paged = layers.paged()
-    group = shape.heads // shape.kv_heads
+    heads_per_kv_head = shape.heads // shape.kv_heads
     own_bytes = int(layers.own.sum()) * shape.bytes_per_position
     result = {}
 
@@ -185,7 +185,7 @@ def report(layers: Layers) -> dict[str, float]:
         time = microseconds(lambda layer: paged.attend_shared(layers.queries, layer), layers.kv)
         size = shape.prefix * shape.bytes_per_position
         show("prefix", time, f"{speed(size, time)}, {flops / time / 1e6:.0f} TFLOP/s")
-        time = sdpa_microseconds(shape, shape.rows * group, 1, shape.prefix)
+        time = sdpa_microseconds(shape, shape.rows * heads_per_kv_head, 1, shape.prefix)
         show("SDPA, prefix", time, f"{flops / time / 1e6:.0f} TFLOP/s")
     time = microseconds(lambda _: paged.merge_parts(layers.out), layers.kv)
     show("merge", time)
@@ -208,7 +208,7 @@ def decode_time(layers: Layers, own_split: int, **options: int) -> float:
 
 
 def prefix_and_merge_time(layers: Layers, prefix_split: int, **options: int) -> float:
-    """Together: shorter stretches spread the prefix better and give the merge more to do."""
+    """Both together, because shorter stretches spread the prefix better but give the merge more to do."""
     paged = layers.paged(prefix_split=prefix_split, prefix_options=options)
 
     def launch(layer: Tensor) -> None:
@@ -226,7 +226,7 @@ def merge_time(layers: Layers, **options: int) -> float:
 def sweep(
     name: str, measure: Callable[..., float], layers: Layers, grid: Mapping[str, tuple[int, ...]], top: int
 ) -> None:
-    """Every combination of the grid's values; prints the best. num_programs counts in multiples of the processors."""
+    """Tries every combination of the grid's values and prints the best; num_programs is per multiprocessor."""
     processors = torch.cuda.get_device_properties(layers.kv.device).multi_processor_count
     times: list[tuple[float, dict[str, int]]] = []
     for values in product(*grid.values()):

@@ -3,8 +3,8 @@
     python bench/likelihood.py problems.jsonl --problems 200
 
 The default model is both: the teacher sees each problem with its solution, the student without (the preset math_qa). In
-one context all three numbers move one way with α (docs/theory.md); over whole samples that is an observation, and this
-makes it. Means are over all drawn tokens; the error is that of the mean over problems.
+one context each of these numbers is monotonic in α (docs/theory.md); whether they are over whole samples can only be
+observed, which is done here. Means are over all drawn tokens; the error is that of the mean over problems.
 """
 
 from __future__ import annotations
@@ -29,43 +29,45 @@ SOURCES: dict[str, dict[str, Any]] = {
     "teacher alone": {"alpha_method": "fixed", "alpha": 1.0},
 }
 COLUMNS: dict[str, Callable[[MixtureReport], float]] = {
-    "KL(q‖π_θ)": lambda item: item.kl_theta,
-    "KL(q‖π_t)": lambda item: item.kl_teacher,
-    "log π_t − log π_θ": lambda item: item.logprob_teacher - item.logprob_theta,
-    "log π_θ": lambda item: item.logprob_theta,
-    "log π_t": lambda item: item.logprob_teacher,
-    "α": lambda item: item.alpha,
+    "KL(q‖π_θ)": lambda report: report.kl_theta,
+    "KL(q‖π_t)": lambda report: report.kl_teacher,
+    "log π_t − log π_θ": lambda report: report.logprob_teacher - report.logprob_theta,
+    "log π_θ": lambda report: report.logprob_theta,
+    "log π_t": lambda report: report.logprob_teacher,
+    "α": lambda report: report.alpha,
 }
 
 
 def sample(recipe: Recipe, problems: Sequence[Problem]) -> list[RequestOutput]:
     sampler = load_models(recipe, {"max_model_len": 2048}, lambda text: print(text, file=sys.stderr))
     requests = [
-        sampler.request(*prompts_of(item, recipe), recipe.sampling(recipe.problem_seed(item.line, item.digest)))
-        for item in problems
+        sampler.request(
+            *prompts_of(problem, recipe), recipe.sampling(recipe.problem_seed(problem.line, problem.digest))
+        )
+        for problem in problems
     ]
-    made = []
+    outputs = []
     for output in sampler.finish(iter(requests), most_at_once=64):
-        made.append(output)
-        print(f"\r{len(made)} of {len(problems)}", end="", file=sys.stderr)
+        outputs.append(output)
+        print(f"\r{len(outputs)} of {len(problems)}", end="", file=sys.stderr)
     print(file=sys.stderr)
-    return made
+    return outputs
 
 
 def summary(outputs: Sequence[RequestOutput]) -> dict[str, tuple[float, float]]:
-    """Of each column the mean over tokens, and its error, judged by the spread of the problems' means."""
-    by_problem = [_tokens(output) for output in outputs]
-    told = {}
+    """Each column's mean over tokens and the error of that mean, estimated from the problems' means."""
+    by_problem = [_reports(output) for output in outputs]
+    means = {}
     for name, column in COLUMNS.items():
-        values = [[column(item) for item in tokens] for tokens in by_problem if tokens]
+        values = [[column(report) for report in reports] for reports in by_problem if reports]
         mean = statistics.fmean(value for row in values for value in row)
         spread = statistics.stdev([statistics.fmean(row) for row in values]) if len(values) > 1 else 0.0
-        told[name] = mean, spread / len(values) ** 0.5
-    return told
+        means[name] = mean, spread / len(values) ** 0.5
+    return means
 
 
-def _tokens(output: RequestOutput) -> list[MixtureReport]:
-    return [item for sample in output.outputs for item in sample.mixture or ()]
+def _reports(output: RequestOutput) -> list[MixtureReport]:
+    return [report for sample in output.outputs for report in sample.mixture or ()]
 
 
 def main() -> None:
@@ -83,11 +85,11 @@ def main() -> None:
     print("| drawn from | tokens | " + " | ".join(COLUMNS) + " |\n|" + "---|" * (len(COLUMNS) + 2))
     for name, changes in SOURCES.items():
         outputs = sample(recipe.changed(changes | {"force_teacher_special_tokens": False}), problems)
-        told = summary(outputs)
-        count = sum(len(_tokens(output)) for output in outputs)
-        cells = [f"{mean:.3f} ± {error:.3f}" for mean, error in told.values()]
+        means = summary(outputs)
+        count = sum(len(_reports(output)) for output in outputs)
+        cells = [f"{mean:.3f} ± {error:.3f}" for mean, error in means.values()]
         print(f"| {name} | {count:,} | " + " | ".join(cells) + " |", flush=True)
-        results[name] = {"tokens": count} | {column: mean for column, (mean, _) in told.items()}
+        results[name] = {"tokens": count} | {column: mean for column, (mean, _) in means.items()}
     print(json.dumps({"problems": len(problems), "max_tokens": options.max_tokens, "results": results}))
 
 

@@ -2,9 +2,9 @@
 
     python bench/mixture.py [--rows 32] [--vocab 151936]
 
-Regime: both rows are read again at every step of the search; on a GPU they stay in the L2 cache, on a CPU four rows
-at a time do. The models disagree as real ones do: most rows arrive after three or four steps. The floor is one reading
-of both and one writing, at the memory's speed. The last line is JSON.
+Regime: every iteration of the search reads both rows again; on a GPU they stay in the L2 cache, on a CPU four rows at a
+time do. The models disagree as real ones do: most rows need three or four iterations. The floor is reading both once
+and writing once, at the memory's speed. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The CPU's own kernels beside torch's operators: all products of a step, and one layer's attention, in turns.
 
-Products are bound by the reading of weights up to some ten rows, then by arithmetic; attention by the reading of keys
-and values for single rows, by arithmetic for prompts and groups: GFLOP/s and GB/s stand beside the times.
+Products are bound by reading weights up to some ten rows, then by arithmetic. Attention is bound by reading keys and
+values for single rows, by arithmetic for prompts and shared prefixes. So GFLOP/s and GB/s are printed beside the times.
 
     python bench/native.py [--repeats 8]
 
@@ -40,17 +40,17 @@ from ramify.plan import Chunk, SharedPrefix
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 1024)
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 9, 3, 64, 16, 4_000
-LAYERS_AT_ONCE = 6  # of attention: together their keys and values are larger than any cache
+LAYERS_AT_ONCE = 6  # together their keys and values are larger than any cache
 
 
 def best_ms(repeats: int, *ways: Callable[[], object]) -> list[float]:
-    """Of each way, taken in turns."""
+    """The best time of each way, with the ways taking turns."""
     best = [float("inf")] * len(ways)
     for _ in range(repeats):
-        for place, way in enumerate(ways):
+        for index, way in enumerate(ways):
             start = time.perf_counter()
             way()
-            best[place] = min(best[place], (time.perf_counter() - start) * 1e3)
+            best[index] = min(best[index], (time.perf_counter() - start) * 1e3)
     return best
 
 
@@ -64,7 +64,7 @@ def products(library: Library, repeats: int) -> dict[str, list[float]]:
     print(f"{'products, rows':<22}{'native':>9}{'GFLOP/s':>9}{'oneDNN':>9}{'linear':>9}")
 
     def times_of(rows: int) -> list[float]:
-        some = linears if rows <= 64 else linears[:-1]  # of long prompts the head sees one row
+        some = linears if rows <= 64 else linears[:-1]  # the head sees only one row of a long prompt
         inputs = [torch.randn(rows, linear.weight.shape[1]) for linear in linears[:4]]
         outputs = {len(linear.weight): torch.empty(rows, len(linear.weight)) for linear in some}
 
@@ -89,7 +89,7 @@ def products(library: Library, repeats: int) -> dict[str, list[float]]:
 
 
 def attention_steps() -> dict[str, tuple[list[Chunk], list[SharedPrefix]]]:
-    """What one step of each workload looks like to attention, half-way; blocks lie anywhere."""
+    """What attention has to do in one step in the middle of each workload; blocks are scattered."""
     free = list(range(NUM_BLOCKS))
     random.Random(0).shuffle(free)
 

@@ -1,17 +1,18 @@
 """Offline generation on a CPU: Ramify and its rivals on the same work, in turns, in one run.
 
-Regimes: `one` is bound by reading the weights once per token; `fan8@64` reads them once for eight; `fan64@1k` and
-`mixed32` by arithmetic, and by how often a shared or a long prompt is read. The floor printed beside each result is
-what the matrix products alone would take, measured here and now with torch.
+Regimes: `one` is bound by reading the weights once per token; `fan8@64` reads them once for eight tokens; `fan64@1k`
+and `mixed32` are bound by arithmetic, and by how often a shared or a long prompt is read. The floor printed beside each
+result is what the matrix products alone would take, measured in the same run.
 
     python bench/offline.py [--workloads one fan8@64 …] [--rivals transformers vllm llama.cpp] [--repeats 2]
 
-A rival runs where its package is installed; --vllm-python and --llama-cpp-python name the interpreters of other
-environments that have them. llama.cpp (llama-cpp-python) runs `one` alone, on the default model with weights of four
-bits: what reading less would bring, not the same work.
-Engines take turns, run by run, and the best of each counts. The last line is JSON; --save appends results to a file.
---quiet waits before each run until nobody else computes here, and repeats runs that others disturbed: one other busy
-process halves an engine's cores, and two threads that wait for each other then run many times slower.
+A rival runs if its package is installed; --vllm-python and --llama-cpp-python name the interpreters of other
+environments that have it. llama.cpp (llama-cpp-python) runs only `one`, on the default model with 4-bit weights: not
+the same work, but it shows what reading less would bring.
+
+Engines take turns, run by run, and the best run of each counts. The last line is JSON; --save appends results to a
+file. --quiet waits before each run until nobody else computes here, and repeats runs that others disturbed: one other
+busy process takes half of an engine's cores, and threads that wait for each other then run many times slower.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Engine:
     def __init__(self, name: str, python: str, folder: str) -> None:
         self.name = name
         command = [python, str(Path(__file__).with_name("engines.py")), name, folder]
-        # A group of its own: an engine's helper processes are stopped and ended with it.
+        # A process group of its own, so that an engine's helper processes are stopped and ended with it.
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -83,7 +84,7 @@ class Engine:
         return None if answer is None or "cannot" in answer else answer["tokens"] / answer["seconds"]
 
     def run_quietly(self, workload: str) -> float | None:
-        """Like run, but begun on a quiet machine and repeated while others disturb it."""
+        """As run, but begins on a quiet machine and repeats while others disturb it."""
         speed = None
         for _ in range(ATTEMPTS):
             wait_until_quiet()
@@ -103,7 +104,7 @@ class Engine:
         ticks = 0
         for file in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
-                fields = file.read_text().rpartition(")")[2].split()  # after the name: state, parent, group, …
+                fields = file.read_text().rpartition(")")[2].split()  # after the name: state, parent, process group, …
                 if int(fields[2]) == self._process.pid:
                     ticks += int(fields[11]) + int(fields[12])  # in user code, in the system
         return ticks / os.sysconf("SC_CLK_TCK")
@@ -122,7 +123,7 @@ class Engine:
 
 
 def wait_until_quiet() -> None:
-    """Two seconds in a row in which the machine was idle."""
+    """Waits until the machine has been idle for two seconds."""
     end = time.monotonic() + QUIET_SECONDS
     quiet = 0
     while quiet < 2 and time.monotonic() < end:
@@ -132,14 +133,14 @@ def wait_until_quiet() -> None:
 
 
 def _busy_seconds() -> float:
-    """Processor time that all processes have taken so far."""
+    """Processor time of all processes so far."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
     user, nice, system = fields[:3]
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
 def floor_tok_s(workload: Workload) -> float:
-    """Tokens per second if matrix products were all there is: each step's, and the prompts', in their fastest form."""
+    """Tokens per second if only the matrix products of steps and prompts took time, each in its fastest form."""
     import torch
 
     from ramify.models.linear import Linear, may_pack

@@ -32,11 +32,13 @@ OPTIONS = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 0.8, "seed":
 
 
 def prompts_of(path: Path) -> tuple[list[str], list[str]]:
-    """What the teacher sees, and what the student sees."""
+    """The teacher's prompts and the student's."""
     problems = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:NUM_PROBLEMS]]
     assert len(problems) == NUM_PROBLEMS, f"{path} has too few problems"
-    teacher = [f"Question: {item['question']}\nSolution: {item['answer']}\nIn other words:" for item in problems]
-    return teacher, [f"Question: {item['question']}\nSolution:" for item in problems]
+    theta = [f"Question: {problem['question']}\nSolution:" for problem in problems]
+    return [
+        f"{prompt} {problem['answer']}\nIn other words:" for prompt, problem in zip(theta, problems, strict=True)
+    ], theta
 
 
 def alone(llm: LLM, prompts: list[str]) -> Callable[[], int]:
@@ -45,7 +47,7 @@ def alone(llm: LLM, prompts: list[str]) -> Callable[[], int]:
     def run() -> int:
         llm.reset_prefix_cache()
         outputs = llm.generate(prompts, params, use_tqdm=False)
-        return sum(len(item.token_ids) for output in outputs for item in output.outputs)
+        return sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
 
     return run
 

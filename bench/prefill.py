@@ -2,8 +2,8 @@
 
     python bench/prefill.py [--shapes 0.6B 1.5B 3B 7B]
 
-Counted is what the model must do and nothing else: two operations a weight and token (the head once a prompt), and
-causal attention. The share is of 790 TFLOP/s, what a large bfloat16 product reaches on an H200, and of the data sheet's
+Only what the model must do is counted: two operations per weight and token (the head once per prompt), and causal
+attention. The shares are of 790 TFLOP/s, which a large bfloat16 product reaches on an H200, and of the data sheet's
 989. Random weights and prompts, one token drawn, the prefix cache empty; best of three. The last line is JSON.
 """
 

@@ -1,14 +1,14 @@
 """Matrix products of a decode step with few rows: cuBLAS beside kernels of our own, over tile sizes.
 
 Regime: 1 to 64 rows in bfloat16, bound by reading each weight once. Each time is that of a CUDA graph over several
-weights of one shape (together many times the cache, as in a model), over their number; every result is first compared
-with float32. Products of few outputs are split along their columns and left in parts, which the next kernel of the
-decoder adds up; gate and up end in silu(gate) * up, for cuBLAS by a second kernel.
+weights of one shape (together many times the cache, as in a model), divided by their number; every result is first
+compared with float32. Products with few outputs are split along their columns and left in parts, which the decoder's
+next kernel adds up; gate and up end in silu(gate) * up, for which cuBLAS needs a second kernel.
 
     python bench/products.py [--shapes 1.5B 3B] [--rows 1 2 4 8 16 32 64] [--chosen] [--save FILE]
 
-`overlap`: the same kernel, started while the one before it ends. The last line is JSON, one object a model and number
-of rows: ms of all products of a step. --save writes every time that was measured.
+`overlap`: the same kernel, started while the one before it ends. The last line is JSON, with one object per model and
+number of rows: ms of all products of a step. --save writes all times.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ramify.kernels.activation import silu_and_multiply
 from ramify.kernels.few_rows_product import Tiles, few_rows_gate_up, few_rows_product
 from ramify.kernels.row_product import Norm, RowTiles, row_gate_up, row_product
 
-BYTES = 500_000_000  # of weights, in turns: eight times the cache
+BYTES = 500_000_000  # of weights in a graph: eight times the cache
 REPEATS = 9
 DTYPE = torch.bfloat16
 TOLERANCE = 1e-2  # of the norm, for rounded factors
@@ -113,7 +113,7 @@ def products_of(shape: str) -> list[Product]:
 
 
 def microseconds(launch: Launch, weights: Sequence[Tensor]) -> float:
-    """Of one weight: the median replay of a graph over all of them."""
+    """The time of one weight: the median of a graph over all weights, divided by their number."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -131,42 +131,42 @@ def microseconds(launch: Launch, weights: Sequence[Tensor]) -> float:
 
 
 class Case:
-    """One product with some rows: its weights, inputs, and what should come out of the first weight."""
+    """One product with some rows: its weights and inputs, and the right result for the first weight."""
 
-    def __init__(self, shape: str, item: Product, rows: int) -> None:
-        self.shape, self.item, self.rows = shape, item, rows
-        copies = max(2, -(-BYTES // item.num_bytes))
+    def __init__(self, shape: str, product: Product, rows: int) -> None:
+        self.shape, self.product, self.rows = shape, product, rows
+        copies = max(2, -(-BYTES // product.num_bytes))
         self.weights = [
-            torch.randn(item.outputs, item.columns, dtype=DTYPE, device="cuda") / item.columns**0.5
+            torch.randn(product.outputs, product.columns, dtype=DTYPE, device="cuda") / product.columns**0.5
             for _ in range(copies)
         ]
-        self.x = torch.randn(rows, item.columns, dtype=DTYPE, device="cuda")
-        self.norm = Norm(torch.rand(item.columns, dtype=DTYPE, device="cuda") + 0.5, 1e-6)
+        self.x = torch.randn(rows, product.columns, dtype=DTYPE, device="cuda")
+        self.norm = Norm(torch.rand(product.columns, dtype=DTYPE, device="cuda") + 0.5, 1e-6)
         self.times: list[Time] = []
 
     def plain(self, x: Tensor) -> Tensor:
         whole = torch.mm(x.float(), self.weights[0].float().t())
-        if self.item.name == "gate_up":
+        if self.product.name == "gate_up":
             gate, up = whole.chunk(2, dim=-1)
             return F.silu(gate) * up
         return whole
 
     def measure(self, how: str, launch: Launch, result: Callable[[], Tensor], expected: Tensor) -> float:
-        """Compares, then times; what does not fit on the chip is left out."""
+        """Compares the result, then takes the time; infinite if the kernel does not fit on the chip."""
         try:
             launch(self.weights[0])
         except OutOfResources:
             return float("inf")
         difference = float((result().float() - expected).norm() / expected.norm())
-        assert difference < TOLERANCE, f"{self.item}, {self.rows} rows, {how}: off by {difference}"
+        assert difference < TOLERANCE, f"{self.product}, {self.rows} rows, {how}: off by {difference}"
         time = microseconds(launch, self.weights)
-        speed = self.item.num_bytes / time / 1e6
-        self.times.append(Time(self.shape, self.item.name, self.rows, how, round(time, 2), round(speed, 2)))
+        speed = self.product.num_bytes / time / 1e6
+        self.times.append(Time(self.shape, self.product.name, self.rows, how, round(time, 2), round(speed, 2)))
         return time
 
     def cublas(self) -> float:
-        wide = torch.full((self.rows, self.item.outputs), torch.nan, dtype=DTYPE, device="cuda")
-        narrow = wide.new_full((self.rows, self.item.outputs // 2), torch.nan)
+        wide = torch.full((self.rows, self.product.outputs), torch.nan, dtype=DTYPE, device="cuda")
+        narrow = wide.new_full((self.rows, self.product.outputs // 2), torch.nan)
         logits = [wide]
 
         def product(weight: Tensor) -> None:
@@ -179,12 +179,12 @@ class Case:
         def head(weight: Tensor) -> None:
             logits[0] = torch.mm(self.x, weight.t(), out_dtype=torch.float32)
 
-        launch = {"gate_up": gate_up, "head": head}.get(self.item.name, product)
-        result = {"gate_up": lambda: narrow, "head": lambda: logits[0]}.get(self.item.name, lambda: wide)
+        launch = {"gate_up": gate_up, "head": head}.get(self.product.name, product)
+        result = {"gate_up": lambda: narrow, "head": lambda: logits[0]}.get(self.product.name, lambda: wide)
         return self.measure("cuBLAS", launch, result, self.plain(self.x))
 
     def few_rows(self, tiles: Tiles, *, overlap: bool) -> float:
-        rows, outputs = self.rows, self.item.outputs
+        rows, outputs = self.rows, self.product.outputs
         how = f"few rows {tuple(asdict(tiles).values())}{' overlap' if overlap else ''}"
         narrow = torch.full((rows, outputs // 2), torch.nan, dtype=DTYPE, device="cuda")
         parts = torch.full((tiles.splits, rows, outputs), torch.nan, device="cuda")
@@ -195,19 +195,19 @@ class Case:
         def product(weight: Tensor) -> None:
             few_rows_product(self.x, weight, parts, tiles, overlap=overlap)
 
-        if self.item.name == "gate_up":
+        if self.product.name == "gate_up":
             return self.measure(how, gate_up, lambda: narrow, self.plain(self.x))
         return self.measure(how, product, lambda: parts.sum(0), self.plain(self.x))
 
     def one_row(self, tiles: RowTiles, *, overlap: bool) -> float:
         """As the decoder asks for it: with the norm before, or the residual after."""
-        name = self.item.name
+        name = self.product.name
         how = f"one row {tuple(asdict(tiles).values())}{' overlap' if overlap else ''}"
         norm = self.norm if name in ("qkv", "gate_up") else None
         x = self.x.float()
         if norm is not None:
             x = norm.weight.float() * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps)
-        outputs = self.item.outputs // 2 if name == "gate_up" else self.item.outputs
+        outputs = self.product.outputs // 2 if name == "gate_up" else self.product.outputs
         out = torch.zeros(1, outputs, dtype=torch.float32 if name == "head" else DTYPE, device="cuda")
         adds = name in ("output", "down")
 
@@ -223,11 +223,11 @@ class Case:
         if self.rows == 1:
             for one in ONE_ROW:
                 yield lambda overlap, tiles=one: self.one_row(tiles, overlap=overlap)  # type: ignore[misc]
-        name = self.item.name
+        name = self.product.name
         for few in FEW_ROWS:
             for splits in SPLITS if name in ("qkv", "output", "down") else (1,):
-                programs = -(-self.item.outputs // few.outputs) * splits
-                if splits > 1 and (programs > 1100 or self.item.columns // splits < few.columns):
+                programs = -(-self.product.outputs // few.outputs) * splits
+                if splits > 1 and (programs > 1100 or self.product.columns // splits < few.columns):
                     continue
                 cut = replace(few, splits=splits)
                 yield lambda overlap, tiles=cut: self.few_rows(tiles, overlap=overlap)  # type: ignore[misc]
@@ -236,14 +236,14 @@ class Case:
         """What the decoder does now."""
         if self.rows == 1:
             special = {"gate_up": products.ROW_GATE_UP_TILES, "head": products.ROW_HEAD_TILES}
-            return self.one_row(special.get(self.item.name, products.ROW_TILES), overlap=True)
+            return self.one_row(special.get(self.product.name, products.ROW_TILES), overlap=True)
         memory = products.shared_memory_of(self.x.device)
-        if self.item.name == "gate_up":
+        if self.product.name == "gate_up":
             tiles = products.gate_up_tiles_for(self.rows, memory)
-        elif self.item.name == "head":
+        elif self.product.name == "head":
             tiles = products.head_tiles_for(self.rows)
         else:
-            tiles = products.tiles_for(self.rows, self.item.outputs, self.item.columns, memory)
+            tiles = products.tiles_for(self.rows, self.product.outputs, self.product.columns, memory)
         return self.few_rows(tiles, overlap=True)
 
 
@@ -259,11 +259,11 @@ def main() -> None:
     totals: dict[str, dict[str, float]] = {}
     print(f"{'':18}{'rows':>5}{'cuBLAS':>20}{'ours, best':>20}   {'as':34}{'chosen now':>20}", flush=True)
     for shape in options.shapes:
-        for item in products_of(shape):
+        for product in products_of(shape):
             for rows in options.rows:
-                case = Case(shape, item, rows)
+                case = Case(shape, product, rows)
                 vendor = case.cublas()
-                # The dearest first without overlap; then the three best of these with it.
+                # All without overlap first, then the three best of them with it.
                 best = [] if options.chosen else list(case.candidates())
                 timed = sorted((run(False), index) for index, run in enumerate(best))
                 for _, index in timed[:3]:
@@ -272,17 +272,17 @@ def main() -> None:
                 ours = min((time for time in case.times if time.how != "cuBLAS"), key=lambda time: time.microseconds)
                 every += case.times
 
-                def text(time: float, size: int = item.num_bytes) -> str:
+                def text(time: float, size: int = product.num_bytes) -> str:
                     return f"{time:9.2f} us {size / time / 1e6:5.2f} TB"
 
                 print(
-                    f"{shape + ' ' + item.name:18}{rows:5}{text(vendor):>20}{text(ours.microseconds):>20}"
+                    f"{shape + ' ' + product.name:18}{rows:5}{text(vendor):>20}{text(ours.microseconds):>20}"
                     f"   {ours.how:34}{text(chosen):>20}",
                     flush=True,
                 )
                 total = totals.setdefault(f"{shape} rows {rows}", {"cuBLAS": 0.0, "best": 0.0, "chosen": 0.0})
                 for name, time in (("cuBLAS", vendor), ("best", ours.microseconds), ("chosen", chosen)):
-                    total[name] = round(total[name] + time * item.count / 1e3, 4)
+                    total[name] = round(total[name] + time * product.count / 1e3, 4)
                 del case
     if options.save:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
 """Beam search on a CPU: Ramify and `transformers` on the same work, in turns, in one process.
 
-Regime: a handful of rows, so a step is bound by reading the weights once; what differs is how beams are reordered
-(blocks forked against a cache copied) and what surrounds the products.
+Regime: a handful of rows, so a step is bound by reading the weights once. What differs is how beams are reordered
+(blocks forked, or a cache copied) and what is done besides the products.
 
     python bench/search.py [--repeats 3] [--save FILE]
 
@@ -41,7 +41,7 @@ def ramify_search(folder: str, prompt: list[int]) -> Callable[[], None]:
     def run() -> None:
         llm.reset_prefix_cache()
         outputs = llm.generate([prompt], params, use_tqdm=False)[0].outputs
-        assert [len(item.token_ids) for item in outputs] == [STEPS] * WIDTH
+        assert [len(beam.token_ids) for beam in outputs] == [STEPS] * WIDTH
 
     return run
 

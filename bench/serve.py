@@ -2,7 +2,7 @@
 
 Regime: 32 rows of the default model, real text, one event per token and stream. The server is a process of its own, the
 clients are this one, and both share the machine's cores with the model; `LLM.generate` runs while the server is idle.
-Turns alternate, so that a machine that slows down slows both.
+They take turns, so that a machine that slows down slows both.
 
     python bench/serve.py [--repeats 3] [--quiet] [--save FILE]
 
@@ -41,7 +41,7 @@ PROMPTS = [
 
 @contextmanager
 def server() -> Iterator[str]:
-    """`ramify serve` as a user starts it; the address it says it has."""
+    """`ramify serve` as a user starts it, and the address it prints."""
     command = [sys.executable, "-c", "from ramify.cli import main; main()", "serve", "--port", "0"]
     process = subprocess.Popen(
         [*command, "--no-enable-prefix-caching"],
@@ -95,9 +95,9 @@ async def through_http(url: str) -> tuple[float, float]:
     start = time.perf_counter()
     got = await asyncio.gather(*(stream(url, number) for number in range(STREAMS)))
     seconds = time.perf_counter() - start
-    tokens = sum(item[0] for item in got)
+    tokens = sum(num_tokens for num_tokens, _ in got)
     assert tokens == STREAMS * TOKENS
-    return tokens / seconds, sum(item[1] for item in got) / tokens
+    return tokens / seconds, sum(num_events for _, num_events in got) / tokens
 
 
 def through_python(llm: LLM) -> float:

@@ -1,7 +1,7 @@
 """New process to first token, with the default model already in the cache.
 
-What it must not be slower than: `import torch` alone is most of any such process, so the time is compared with that,
-measured in the same run. Stages are stamped inside the process; the rest is the interpreter itself starting and ending.
+`import torch` alone is most of any such process, so the time is compared with that, measured in the same run. The
+process takes the times of its stages; the rest is the interpreter starting and ending.
 
     python bench/startup.py [--repeats 7]
 """
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     repeats = parser.parse_args().repeats
     embedded.fetch()
-    run(CHILD)  # warms the page cache, as a second start would find it
+    run(CHILD)  # warms the page cache, as for a second start
     torch_times, first_token_times, stages = [], [], []
     for _ in range(repeats):  # interleaved, so that a noisy neighbour hits both alike
         torch_times.append(run("import torch")[0])

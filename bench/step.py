@@ -2,9 +2,9 @@
 
     python bench/step.py [--shape 0.6B] [--rows 256] [--length 256] [--without overlap products]
 
-Device times are sums of kernels of one step, by torch's profiler; the host's is what a step takes when the device's
-work is left out of it. Kernels that overlap count the time that they wait for each other, so where the parts go is seen
-`--without overlap`; the step's own time is true either way. `--without products`: cuBLAS for every product.
+Device times are sums over the kernels of one step, by torch's profiler; the host's time is that of a step without the
+device's work. Kernels that overlap also count the time in which they wait for each other, so the parts are right only
+`--without overlap`; the time of the whole step is right either way. `--without products` uses cuBLAS for every product.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PARTS = {
 
 
 class _Nothing:
-    """Stands in for a CUDA graph: what is left of a step is the host's."""
+    """Stands in for a CUDA graph, so that a step takes only the host's time."""
 
     def replay(self) -> None: ...
 
@@ -69,7 +69,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         llm = engine(options.shape, Path(folder))
     for number in range(options.rows):
-        prompt = [(number * 7 + place) % 50_000 for place in range(options.length)]
+        prompt = [(number * 7 + position) % 50_000 for position in range(options.length)]
         params = SamplingParams(max_tokens=512, ignore_eos=True, detokenize=False, temperature=0.8)
         llm.core.add_request(Request(str(number), None, prompt, params))
     while llm.core.scheduler.waiting or llm.stats()["generated_tokens"] < 8 * options.rows:

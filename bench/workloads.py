@@ -1,4 +1,4 @@
-"""The workloads that engines are compared on, under fixed names. Random token ids, fixed output lengths, no EOS."""
+"""The workloads on which engines are compared, by name. Random token ids, fixed output lengths, no EOS."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """num_prompts prompts of a length in `lengths`, n samples each, `output` tokens a sample."""
+    """num_prompts prompts with lengths in the range `lengths`, n samples each, `output` tokens per sample."""
 
     name: str
     num_prompts: int

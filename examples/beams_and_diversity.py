@@ -1,7 +1,7 @@
 """Six ways to continue one prompt, and how different the continuations are from each other.
 
-distinct-2 is the share of different pairs of neighbouring tokens in a set: 1 means that no pair occurs twice. Beams
-look for what is likely and resemble each other; groups of beams and diverse siblings are pushed apart.
+distinct-2 is the share of distinct pairs among all pairs of neighbouring tokens: 1 means that no pair occurs twice.
+Beams look for what is likely and resemble each other; beam groups and diverse siblings are pushed apart.
 
     python examples/beams_and_diversity.py --n 6 --max-tokens 32
 """
@@ -15,13 +15,13 @@ from ramify import LLM, RequestOutput, SamplingParams
 
 
 def distinct_pairs(output: RequestOutput) -> float:
-    pairs = [pair for item in output.outputs for pair in pairwise(item.token_ids)]
+    pairs = [pair for completion in output.outputs for pair in pairwise(completion.token_ids)]
     return len(set(pairs)) / max(1, len(pairs))
 
 
 def mean_logprob(output: RequestOutput) -> float:
-    total = sum(item.cumulative_logprob for item in output.outputs)
-    return total / sum(len(item.token_ids) for item in output.outputs)
+    total = sum(completion.cumulative_logprob for completion in output.outputs)
+    return total / sum(len(completion.token_ids) for completion in output.outputs)
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--penalty", type=float, default=2.0, help="what a token loses if an earlier sibling took it")
     options = parser.parse_args()
     if options.n < 2 or options.n % 2:
-        parser.error("--n must be even: the beams of the last kind come in groups of two")
+        parser.error("--n must be even: the beams of the last kind come in beam groups of two")
 
     n, length = options.n, options.max_tokens
     ways = {
@@ -58,8 +58,8 @@ def main() -> None:
     print(options.prompt)
     for name, output in zip(ways, outputs, strict=True):
         print(f"\n{name:<14} distinct-2 {distinct_pairs(output):.2f}   logprob per token {mean_logprob(output):6.2f}")
-        for item in output.outputs:
-            print(f"  {item.index}  {' '.join(item.text.split())}")
+        for completion in output.outputs:
+            print(f"  {completion.index}  {' '.join(completion.text.split())}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Best of n by a reward of your own: draw many, keep those that your function likes best.
 
-`score=` may be any function of a finished output. Here it wants an answer of about so many words that ends with a
-sentence's end and says nothing twice.
+`score=` may be any function of a finished output. Here it prefers an answer of about so many words that comes to its
+end and says nothing twice.
 
     python examples/best_of_reward.py --best-of 12 --words 30
 """
@@ -16,14 +16,14 @@ from ramify import LLM, CompletionOutput, SamplingParams
 
 
 class Reward:
-    """0 is perfect. It is called once for every candidate, so it can take notes of those that will not come back."""
+    """0 is perfect. It is called once per candidate, so it can also note those that will not be returned."""
 
     def __init__(self, words: int) -> None:
         self.words = words
         self.notes: list[tuple[float, str]] = []
 
     def __call__(self, output: CompletionOutput) -> float:
-        sentences = [item.strip().lower() for item in re.split(r"[.!?\n]+", output.text) if item.strip()]
+        sentences = [part.strip().lower() for part in re.split(r"[.!?\n]+", output.text) if part.strip()]
         distance = abs(len(output.text.split()) - self.words) / self.words
         repeated = len(sentences) - len(set(sentences))
         unfinished = output.finish_reason != "stop"
@@ -55,9 +55,9 @@ def main() -> None:
 
     print(options.question)
     print(f"\nReturned, best first ({options.n} of {options.best_of}):")
-    for item in output.outputs:
-        print(f"  {item.index}  {item.score:6.2f}  {len(item.text.split()):3} words")
-        print(textwrap.fill(item.text, 96, initial_indent=" " * 5, subsequent_indent=" " * 5))
+    for best in output.outputs:
+        print(f"  {best.index}  {best.score:6.2f}  {len(best.text.split()):3} words")
+        print(textwrap.fill(best.text, 96, initial_indent=" " * 5, subsequent_indent=" " * 5))
     print("\nNot returned:")
     losers = sorted(reward.notes, reverse=True)[options.n :]
     for score, text in losers:

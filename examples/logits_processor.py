@@ -1,7 +1,7 @@
 """Logits processors of your own: a plain function for one row, and an object that takes several rows at once.
 
 The function forbids one letter (a lipogram); the object favours words that begin with another (an alliteration). They
-act after the penalties and before the temperature, and may be given together: each acts on what the one before left.
+act after the penalties and before the temperature. Given together, each gets the logits that the one before returned.
 
     python examples/logits_processor.py --without e --favour s
 """
@@ -19,7 +19,7 @@ from ramify.sampling_params import LogitsProcessor
 
 
 def token_texts(llm: LLM) -> list[str]:
-    """What every token id writes. Worth doing once, before generation: a processor runs at every step."""
+    """The text of every token id. Computed once, before generation, because a processor runs in every step."""
     assert llm.tokenizer is not None, "the default model has one"
     return [llm.tokenizer.decode([token_id]) for token_id in range(llm.architecture.vocab_size)]
 
@@ -42,7 +42,7 @@ class FavourWords:
         return logits + self.bonus
 
     def __call__(self, token_ids: Sequence[int], logits: Tensor) -> Tensor:
-        """The same for one row: what makes the object a processor at all."""
+        """The same for one row, which every processor must be able to do."""
         return self.process_batch([token_ids], logits[None])[0]
 
 
@@ -88,8 +88,8 @@ def main() -> None:
     print(options.prompt)
     for name, output in zip(ways, outputs, strict=True):
         print(f"\n{name}")
-        for item in output.outputs:
-            print(f"  {item.index}  {' '.join(item.text.split())}")
+        for completion in output.outputs:
+            print(f"  {completion.index}  {' '.join(completion.text.split())}")
     print(f"\nThe batched object was called {favour.calls} times for {favour.rows} rows.")
 
 

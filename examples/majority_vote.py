@@ -1,7 +1,7 @@
 """Majority vote (self-consistency): ask once, draw many answers, and let them vote.
 
-A small model often reasons wrongly, but in many different ways; right reasonings agree. The prompt is computed once,
-whatever n is: its keys and values are shared by all answers.
+A small model often reasons wrongly, but in many different ways, while right answers agree. The prompt is computed once,
+whatever n is: all answers share its keys and values.
 
     python examples/majority_vote.py --n 24
 """
@@ -18,7 +18,7 @@ NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def last_number(text: str) -> str | None:
-    """What an answer ends with is its result; the numbers before are its way there."""
+    """The last number of an answer is its result; those before belong to the reasoning."""
     numbers = NUMBER.findall(text)
     return numbers[-1].replace(",", "") if numbers else None
 
@@ -42,8 +42,8 @@ def main() -> None:
     )
     [output] = llm.chat([{"role": "user", "content": options.question}], params, use_tqdm=False)
 
-    # An answer cut off in the middle has not said its result yet: it does not vote.
-    answers = [last_number(item.text) if item.finish_reason == "stop" else None for item in output.outputs]
+    # An answer that was cut off has no result yet, so it does not vote.
+    answers = [last_number(each.text) if each.finish_reason == "stop" else None for each in output.outputs]
     tally = Counter(answer for answer in answers if answer is not None)
 
     print(options.question)

@@ -1,6 +1,6 @@
 """Many samples over HTTP: starts a server, then asks it with the official `openai` client.
 
-Needs the extra `server` and the package `openai`. With --url an own server is asked instead.
+Needs the extra `server` and the package `openai`. With --url it asks a server that runs already.
 
     python examples/openai_client.py --n 4
 """
@@ -22,7 +22,7 @@ PROMPT = "The best thing about trees is"
 
 @contextmanager
 def running_server() -> Iterator[str]:
-    """`ramify serve` on a free port; it says where once the model is loaded."""
+    """`ramify serve` on a free port; it prints its address when the model is loaded."""
     command = [sys.executable, "-c", "from ramify.cli import main; main()", "serve", "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -78,7 +78,7 @@ def ask(url: str, n: int, max_tokens: int) -> None:
         logprobs=True,
     ).choices[0]
     assert answer.logprobs is not None
-    least = min(answer.logprobs.content or [], key=lambda item: item.logprob)
+    least = min(answer.logprobs.content or [], key=lambda token: token.logprob)
     print(f"  {' '.join((answer.message.content or '').split())}")
     print(f"  least sure of {least.token!r}: logprob {least.logprob:.2f}")
 

@@ -1,8 +1,8 @@
 """Two models, one text: a teacher that knows the answer and a student that does not, token by token.
 
-The default model plays both: its teacher's prompt holds the answer, its student's does not. Every token is drawn from
-the optimal mixture of the two; where they agree the weight hardly matters, where they differ it says who had how much
-to say.
+The default model plays both: the teacher's prompt holds the answer, the student's does not. Every token is drawn from
+the optimal mixture of the two. Where they agree, the weight hardly matters; where they differ, it says whose opinion
+counted more.
 
     python examples/teacher_and_student.py --n 2 --page sample.html
 """
@@ -52,7 +52,7 @@ def main() -> None:
         alphas = outputs.alpha_history[number]
         print(f"sample {number}: {len(alphas)} tokens, mean weight of the teacher {sum(alphas) / len(alphas):.3f}")
         print(f"  {text.strip()!r}")
-        # How much likelier the teacher finds the text so far: what its knowledge of the answer has brought in.
+        # How much likelier the text is to the teacher, thanks to the answer that it knows.
         print(f"  log-ratio teacher to student, summed: {list(accumulate(gains))[-1]:+.2f} nats")
     stats = outputs.alpha_stats
     print(f"weights from {stats['min']:.3f} to {stats['max']:.3f} over {stats['count']:.0f} tokens")

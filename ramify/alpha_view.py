@@ -1,6 +1,6 @@
-"""A mixture to look at: a sample's text coloured by alpha, and the curves of alpha and both divergences.
+"""Pictures of a mixture: a sample's text coloured by alpha, and curves of alpha and both divergences.
 
-Pages stand alone: no script, nothing fetched, all text escaped.
+A page is one file: no script, nothing fetched, all text escaped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ramify.errors import InvalidInputError
 from ramify.outputs import MixtureReport, RequestOutput
 
 PICTURES = (".png", ".svg", ".pdf")
-# Where alpha is 0, 1/2 and 1: the student's colour, neither's, the teacher's.
+# The colours of alpha = 0, 1/2 and 1.
 STUDENT, NEUTRAL, TEACHER = (96, 165, 250), (245, 245, 244), (251, 146, 60)
 WIDTH, HEIGHT, MARGIN = 860, 130, 34
 HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
@@ -33,7 +33,7 @@ svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; 
 
 
 def color(alpha: float) -> str:
-    """From the student's colour over white to the teacher's."""
+    """Between the student's colour at 0, near white at 1/2 and the teacher's colour at 1."""
     share = min(max(alpha, 0.0), 1.0) * 2
     low, high = (STUDENT, NEUTRAL) if share <= 1 else (NEUTRAL, TEACHER)
     share = share if share <= 1 else share - 1
@@ -41,7 +41,7 @@ def color(alpha: float) -> str:
 
 
 def token_texts(token_ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
-    """What each token adds to the text; of a character made by several tokens, the last one shows it."""
+    """What each token adds to the text; a character that takes several tokens is added by the last of them."""
     pieces: list[str] = []
     shown = ""
     for end in range(1, len(token_ids) + 1):
@@ -55,20 +55,20 @@ def token_texts(token_ids: Sequence[int], decode: Callable[[Sequence[int]], str]
 
 
 def colored_text(pieces: Sequence[str], mixture: Sequence[MixtureReport]) -> str:
-    """HTML: each token on its colour, its numbers shown when pointed at."""
+    """HTML: each token on its colour, with its numbers as a tooltip."""
     return "".join(
-        f'<span style="background:{color(item.alpha)}" title="{_numbers(item)}">{escape(piece)}</span>'
-        for piece, item in zip(pieces, mixture, strict=True)
+        f'<span style="background:{color(report.alpha)}" title="{_numbers(report)}">{escape(piece)}</span>'
+        for piece, report in zip(pieces, mixture, strict=True)
     )
 
 
 def write_history(path: Path, outputs: Sequence[RequestOutput]) -> None:
-    """One JSON object a line for every sample."""
+    """One line of JSON per sample."""
     with path.open("w", encoding="utf-8") as file:
         for prompt, output in enumerate(outputs):
             for sample in output.outputs:
                 columns = list(zip(*(sample.mixture or ()), strict=True)) or [()] * len(MixtureReport._fields)
-                told = {
+                entry = {
                     "prompt": prompt,
                     "index": sample.index,
                     "text": sample.text,
@@ -78,7 +78,7 @@ def write_history(path: Path, outputs: Sequence[RequestOutput]) -> None:
                         for name, values in zip(MixtureReport._fields, columns, strict=True)
                     },
                 }
-                file.write(json.dumps(told, ensure_ascii=False) + "\n")
+                file.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
 def write_plot(path: Path, pieces: Sequence[str], mixture: Sequence[MixtureReport]) -> None:
@@ -92,10 +92,10 @@ def write_plot(path: Path, pieces: Sequence[str], mixture: Sequence[MixtureRepor
 
 def _page(pieces: Sequence[str], mixture: Sequence[MixtureReport]) -> str:
     ends = f"{color(0)}, {color(0.5)}, {color(1)}"
-    alphas = [item.alpha for item in mixture]
+    alphas = [report.alpha for report in mixture]
     divergences = {
-        "KL(q ‖ student)": ([item.kl_theta for item in mixture], "rgb(37,99,235)"),
-        "KL(q ‖ teacher)": ([item.kl_teacher for item in mixture], "rgb(234,88,12)"),
+        "KL(q ‖ student)": ([report.kl_theta for report in mixture], "rgb(37,99,235)"),
+        "KL(q ‖ teacher)": ([report.kl_teacher for report in mixture], "rgb(234,88,12)"),
     }
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>A sample of two models</title>
@@ -118,13 +118,13 @@ def curves(series: Mapping[str, tuple[Sequence[float], str]], highest: float | N
     width, height = WIDTH - MARGIN, HEIGHT - 24
     drawn = []
     for number, (name, (values, stroke)) in enumerate(series.items()):
-        step = width / max(len(values) - 1, 1)
+        spacing = width / max(len(values) - 1, 1)
         commands, is_open = [], False
-        for place, value in enumerate(values):
+        for index, value in enumerate(values):
             if not math.isfinite(value):
                 is_open = False
                 continue
-            x, y = MARGIN + place * step, 6 + (1 - value / top) * (height - 6)
+            x, y = MARGIN + index * spacing, 6 + (1 - value / top) * (height - 6)
             commands.append(f"{'L' if is_open else 'M'}{x:.1f} {y:.1f}")
             is_open = True
         drawn.append(f'<path d="{" ".join(commands)}" fill="none" stroke="{stroke}" stroke-width="1.5"/>')
@@ -147,19 +147,21 @@ def _draw(path: Path, mixture: Sequence[MixtureReport]) -> None:
         ) from None
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
-    above.plot([item.alpha for item in mixture], color="#44403c", linewidth=1.2)
+    above.plot([report.alpha for report in mixture], color="#44403c", linewidth=1.2)
     above.set(ylabel="alpha (teacher's weight)", ylim=(-0.02, 1.02))
-    below.plot([item.kl_theta for item in mixture], color="#2563eb", linewidth=2.4, alpha=0.6, label="KL(q ‖ student)")
-    below.plot([item.kl_teacher for item in mixture], color="#ea580c", linewidth=1.2, label="KL(q ‖ teacher)")
+    below.plot(
+        [report.kl_theta for report in mixture], color="#2563eb", linewidth=2.4, alpha=0.6, label="KL(q ‖ student)"
+    )
+    below.plot([report.kl_teacher for report in mixture], color="#ea580c", linewidth=1.2, label="KL(q ‖ teacher)")
     below.set(xlabel="token", ylabel="nats")
     below.legend(frameon=False)
     figure.savefig(path)
 
 
-def _numbers(item: MixtureReport) -> str:
+def _numbers(report: MixtureReport) -> str:
     return (
-        f"alpha {item.alpha:.3f} · KL {item.kl_theta:.3g} / {item.kl_teacher:.3g} · "
-        f"log p {item.logprob_theta:.2f} student, {item.logprob_teacher:.2f} teacher"
+        f"alpha {report.alpha:.3f} · KL {report.kl_theta:.3g} / {report.kl_teacher:.3g} · "
+        f"log p {report.logprob_theta:.2f} student, {report.logprob_teacher:.2f} teacher"
     )
 
 

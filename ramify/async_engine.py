@@ -6,9 +6,9 @@
                                             step, as long as anything is unfinished
       RequestStream <--- mailbox --------   outputs of the step
 
-Nothing but the engine thread touches the core after the start (`check` and `stats` ask, and change nothing). A mailbox
-holds one output: what its reader has not fetched when the next one comes is merged with it, so a slow reader gets
-several tokens at once, costs the engine nothing, and keeps no more than its own request's output waiting.
+After the start only the engine thread changes the core; `check` and `stats` may read it from others. A mailbox holds
+one output. One that is still there when the next comes is merged with it, so a slow reader gets several tokens at once
+and costs the engine neither time nor memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Core(Protocol):
-    """What is driven: an EngineCore with one model, or with two."""
+    """What the engine thread drives: an EngineCore, or a stand-in for one."""
 
     @property
     def last_step(self) -> IterationStats: ...
@@ -48,7 +48,7 @@ class Core(Protocol):
 
 
 class Observer(Protocol):
-    """Who is told, in the engine thread, what happened; it must be quick."""
+    """Is called in the engine thread after each step and each finished request, so it must be quick."""
 
     def stepped(self, step: IterationStats) -> None: ...
 
@@ -56,9 +56,9 @@ class Observer(Protocol):
 
 
 class Mailbox:
-    """Where the engine leaves what a reader has not fetched yet: one output, or why none will come.
+    """What a reader has not fetched yet: one output, or the reason why none will come.
 
-    Written under the engine's lock; `arrived` belongs to the reader's event loop.
+    Written under the engine's lock; `arrived` is set in the reader's event loop.
     """
 
     def __init__(self, request: Request) -> None:
@@ -77,9 +77,9 @@ class Mailbox:
 
 
 class RequestStream(AsyncIterator[RequestOutput]):
-    """The outputs of one request, as they come; leaving it early, or losing it, aborts the request.
+    """The outputs of one request, as they come; closing or dropping the stream early aborts the request.
 
-    Deltas that were not fetched in time arrive joined. The last output is the one that says `finished`.
+    Deltas that were not fetched in time arrive joined. The last output is the one with `finished`.
     """
 
     def __init__(self, engine: AsyncEngine, mailbox: Mailbox) -> None:
@@ -106,16 +106,16 @@ class RequestStream(AsyncIterator[RequestOutput]):
         return output
 
     async def final(self) -> RequestOutput:
-        """Reads to the end; what came on the way is folded into the one output that returns."""
-        folded: RequestOutput | None = None
+        """Reads to the end and returns all outputs merged into one."""
+        everything: RequestOutput | None = None
         async for output in self:
-            folded = merged(folded, output, self.request.sampling_params.output_kind)
-        if folded is None:
+            everything = merged(everything, output, self.request.sampling_params.output_kind)
+        if everything is None:
             raise InvalidInputError("this stream has been read to its end already")
-        return folded
+        return everything
 
     def close(self) -> None:
-        """Nobody reads on: the request is aborted, and its blocks are free after the step under way."""
+        """Ends reading: the request is aborted, and its blocks are free after the present step."""
         if not self._over:
             self._over = True
             self._engine.abort(self.request.request_id)
@@ -128,7 +128,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
 
 
 class AsyncEngine:
-    """Drives a core from a thread of its own, for as many event loops and requests as there are."""
+    """Drives a core from a thread of its own, for any number of event loops and requests."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -143,18 +143,18 @@ class AsyncEngine:
         self._is_sound = True
         self._thread = threading.Thread(target=self._run, name="ramify-engine", daemon=True)
         self._thread.start()
-        atexit.register(self.stop)  # a thread that computes while Python takes itself apart may crash the process
+        atexit.register(self.stop)  # a thread that computes while the interpreter shuts down may crash the process
 
     # -- for callers, from any thread ------------------------------------------------------------------------
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that were taken and have not ended."""
+        """Requests that were submitted and have not ended."""
         return len(self._mailboxes)
 
     @property
     def is_sound(self) -> bool:
-        """Whether it takes requests and its latest step did not fail."""
+        """Whether it takes requests and its last step did not fail."""
         return self._accepts and self._is_sound and self._thread.is_alive()
 
     def observe(self, observer: Observer) -> None:
@@ -165,7 +165,7 @@ class AsyncEngine:
         return self._core.stats()
 
     def submit(self, request: Request) -> RequestStream:
-        """Queues a request that an intake has found sound; call it inside an event loop."""
+        """Queues a request made by an intake; call it inside an event loop."""
         mailbox = Mailbox(request)
         with self._lock:
             if not self._accepts:
@@ -180,8 +180,8 @@ class AsyncEngine:
     def abort(self, request_id: str) -> None:
         """Ends a request in whatever state it is; its reader gets what there is, with finish_reason "abort".
 
-        Takes no lock, since Python may call it from a destructor at any moment. Nobody needs to be woken: while a
-        request is unfinished the engine thread looks into its inbox between any two steps.
+        Takes no lock, since Python may call it from a destructor at any moment. The engine thread need not be woken:
+        while a request is unfinished, it looks into its inbox before every step.
         """
         if request_id in self._mailboxes:
             self._inbox.append(lambda: self._abort(request_id))
@@ -191,7 +191,7 @@ class AsyncEngine:
             self.abort(request_id)
 
     async def fetch(self, mailbox: Mailbox) -> RequestOutput:
-        """Waits until the mailbox holds something and empties it; raises what ended the request, if nothing comes."""
+        """Waits until the mailbox holds an output and takes it; raises what ended the request if none will come."""
         while True:
             with self._lock:
                 mailbox.arrived.clear()
@@ -203,7 +203,7 @@ class AsyncEngine:
             await mailbox.arrived.wait()
 
     async def shutdown(self, grace_seconds: float = 0.0) -> None:
-        """Takes no more requests, lets running ones go on for the grace time, aborts the rest, ends the thread."""
+        """Refuses new requests, lets running ones go on for the grace time, aborts the rest, ends the thread."""
         self.close_intake()
         deadline = asyncio.get_running_loop().time() + grace_seconds
         while self._mailboxes and asyncio.get_running_loop().time() < deadline:
@@ -211,12 +211,12 @@ class AsyncEngine:
         await asyncio.to_thread(self.stop)
 
     def close_intake(self) -> None:
-        """From now on every new request is refused with EngineClosedError."""
+        """Refuses every new request with EngineClosedError from now on."""
         with self._lock:
             self._accepts = False
 
     def stop(self) -> None:
-        """Aborts what is unfinished and ends the thread; returns when it has ended."""
+        """Aborts unfinished requests and ends the thread; returns when it has ended."""
         with self._lock:
             self._accepts, self._stops = False, True
             self._called.notify()
@@ -228,18 +228,18 @@ class AsyncEngine:
 
     def _run(self) -> None:
         try:
-            while self._obey():
+            while self._do_inbox():
                 self._step()
             for request_id in list(self._mailboxes):
                 self._abort(request_id)
-        except BaseException as error:  # whatever it was: nobody may wait for a thread that is gone
+        except BaseException as error:  # whatever it was, no reader may wait for a thread that is gone
             _log.exception("the engine thread ended")
             with self._lock:
                 self._accepts = False
             self._fail(list(self._mailboxes.values()), _fault(error))
 
-    def _obey(self) -> bool:
-        """Does what was asked for since the last step; waits while there is nothing to do. False: stop."""
+    def _do_inbox(self) -> bool:
+        """Does what was asked since the last step and waits until there is work; returns whether to go on."""
         while True:
             while self._inbox:
                 self._inbox.popleft()()
@@ -257,7 +257,8 @@ class AsyncEngine:
         except Exception as error:  # the core has ended all its requests and can go on with new ones
             _log.exception("a step failed")
             self._is_sound = False
-            self._fail([item for item in list(self._mailboxes.values()) if item.is_known_to_core], _fault(error))
+            mailboxes = list(self._mailboxes.values())
+            self._fail([mailbox for mailbox in mailboxes if mailbox.is_known_to_core], _fault(error))
             return
         self._is_sound = True
         for observer in self._observers:
@@ -297,7 +298,7 @@ class AsyncEngine:
                 self._awaken(mailbox)
 
     def _awaken(self, mailbox: Mailbox) -> None:
-        """One call into each event loop serves all outputs of a step, and those of later ones if the loop is busy."""
+        """Wakes a reader. One call into an event loop wakes all that wait there, so a busy loop is not flooded."""
         awakened = self._awakened.get(mailbox.loop)
         if awakened is not None:
             awakened.add(mailbox)
@@ -309,12 +310,12 @@ class AsyncEngine:
             del self._awakened[mailbox.loop]
 
     def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In the event loop: readers whose mailbox was filled go on."""
+        """Runs in the event loop: wakes the readers whose mailboxes were filled."""
         with self._lock:
             for mailbox in self._awakened.pop(loop):
                 mailbox.arrived.set()
 
 
 def _fault(error: BaseException) -> EngineFaultError:
-    # The kind alone: a message may hold what no stranger should read, and this one goes to whoever asked.
+    # Only the kind of error: its message may hold what a remote client should not read.
     return EngineFaultError(f"the engine failed in a step ({type(error).__name__})")

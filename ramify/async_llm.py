@@ -1,4 +1,4 @@
-"""AsyncLLM: the engine driven from a thread, for callers that live in an event loop."""
+"""AsyncLLM: one model behind an AsyncEngine, for callers in an event loop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AsyncLLM:
         self.codec = built.codec
         self.intake = built.intake
         self.engine = AsyncEngine(built.core)
-        # Whoever forgets to shut it down and loses it need not pay for its thread and its memory for ever.
+        # Without it, an AsyncLLM dropped without shutdown would keep its thread and memory for ever.
         self._finalizer = weakref.finalize(self, self.engine.stop)
 
     def generate(
@@ -49,10 +49,10 @@ class AsyncLLM:
         *,
         priority: int = 0,
     ) -> RequestStream:
-        """Begins at once and returns the stream of outputs, as `sampling_params.output_kind` says.
+        """Begins at once and returns the stream of outputs, of the kind that `sampling_params.output_kind` names.
 
-        A bad prompt or parameter raises here. A reader who comes late gets several tokens in one output; one who stops
-        reading (`aclose`, cancellation, or just dropping the stream) aborts the request.
+        A bad prompt or parameter raises here. A slow reader gets several tokens in one output. Closing the stream
+        (`aclose`, cancellation, or just dropping it) aborts the request.
         """
         params = SamplingParams() if sampling_params is None else sampling_params
         return self.engine.submit(self.intake.request(prompt, params, request_id, priority=priority))
@@ -67,7 +67,7 @@ class AsyncLLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: int = 0,
     ) -> RequestStream:
-        """Like `generate`, for a conversation rendered by the model's chat template."""
+        """As `generate`, for a conversation, which the model's chat template turns into a prompt."""
         request = self.intake.chat_request(
             messages,
             SamplingParams() if sampling_params is None else sampling_params,
@@ -87,7 +87,7 @@ class AsyncLLM:
         return self.engine.stats()
 
     async def shutdown(self, grace_seconds: float = 0.0) -> None:
-        """Takes no more requests, lets running ones go on for the grace time, aborts the rest, ends the thread."""
+        """Refuses new requests, lets running ones go on for the grace time, aborts the rest, ends the thread."""
         await self.engine.shutdown(grace_seconds)
         self._finalizer.detach()
 

@@ -141,7 +141,8 @@ class Demands:
 def num_candidates(beam_width: int, num_end_tokens: int) -> int:
     """How many of the likeliest tokens of each beam are enough to decide a step exactly.
 
-    A beam group's first `width`, and its first `width` that do not end, are among each beam's first `width` and as many
-    more as there are end tokens. Earlier groups push down at most as many tokens as they have beams.
+    A beam group of width w looks at its w best continuations and at its w best that do not end: both are among each
+    beam's first w + num_end_tokens. Earlier beam groups push down at most as many tokens as they have beams. Together
+    the beam groups have beam_width beams.
     """
     return beam_width + num_end_tokens

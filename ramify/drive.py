@@ -1,4 +1,4 @@
-"""Driving an engine from a plain Python call: requests in, a progress bar, outputs out."""
+"""Driving an engine from a plain call: requests in, outputs out, a progress bar meanwhile."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ramify.core import EngineCore
 from ramify.outputs import RequestOutput
 from ramify.request import Request
 
-SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_BETWEEN_REFRESHES = 0.5
 
 
 def run(core: EngineCore, requests: list[Request], *, use_tqdm: bool) -> list[RequestOutput]:
     """The finished outputs, in the requests' order."""
     finished: dict[str, RequestOutput] = {}
-    with _without_collecting_what_is_there(), _Progress(core, len(requests), visible=use_tqdm) as progress:
+    with _old_objects_frozen(), _Progress(core, len(requests), visible=use_tqdm) as progress:
         for outputs in steps(core, requests):
             ended = {output.request_id: output for output in outputs if output.finished}
             finished |= ended
-            progress.step(len(ended))
+            progress.update(len(ended))
     return [finished[request.request_id] for request in requests]
 
 
 class _Progress:
-    """A bar of prompts, with tokens per second, which move also while no prompt ends."""
+    """A progress bar of prompts that also shows tokens per second, refreshed even while no prompt ends."""
 
     def __init__(self, core: EngineCore, total: int, *, visible: bool) -> None:
         self._core = core
@@ -43,9 +43,9 @@ class _Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def step(self, num_ended: int) -> None:
+    def update(self, num_ended: int) -> None:
         now = time.monotonic()
-        if self._bar.disable or not (num_ended or now - self._shown > SECONDS_BETWEEN_LOOKS):
+        if self._bar.disable or not (num_ended or now - self._shown > SECONDS_BETWEEN_REFRESHES):
             return
         speed = (self._core.metrics.generated_tokens - self._before) / max(now - self._start, 1e-9)
         self._bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=not num_ended)
@@ -54,7 +54,7 @@ class _Progress:
 
 
 def steps(core: EngineCore, requests: list[Request]) -> Generator[list[RequestOutput]]:
-    """Adds requests, steps until they have ended, yields each step's outputs; whatever stops it aborts them."""
+    """Adds requests and yields each step's outputs until all have ended; leaving early, or an error, aborts them."""
     try:
         for request in requests:
             core.add_request(request)
@@ -66,7 +66,10 @@ def steps(core: EngineCore, requests: list[Request]) -> Generator[list[RequestOu
 
 
 def finish(core: EngineCore, requests: Iterable[Request], *, most_at_once: int) -> Iterator[RequestOutput]:
-    """Outputs as they end; requests are taken as others end, so they may be any number. What stops it aborts them."""
+    """Finished outputs, in whatever order; at most `most_at_once` requests are in the engine at a time.
+
+    So there may be any number of requests. Leaving early, or an error, aborts those that are running.
+    """
     waiting = iter(requests)
     running: set[str] = set()
     try:
@@ -86,8 +89,8 @@ def finish(core: EngineCore, requests: Iterable[Request], *, most_at_once: int) 
 
 
 @contextmanager
-def _without_collecting_what_is_there() -> Iterator[None]:
-    """Python's collector looks through all objects again and again while tokens are drawn: not through the old ones."""
+def _old_objects_frozen() -> Iterator[None]:
+    """Keeps Python's garbage collector from scanning, again and again, the objects that were there before."""
     gc.freeze()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Intake: what callers hand in, as requests that are known to be sound."""
+"""Intake: callers' prompts and parameters to requests that the engine can serve."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Prompt = str | Sequence[int] | TextPrompt | TokenPrompt
 
 
 class Intake:
-    """Makes requests for one model; a bad prompt or parameter raises before anything is kept.
+    """Makes requests for one model; a bad prompt or parameter raises here, before the engine sees it.
 
-    `check_request` is the engine's own question whether it could serve a request. Safe from several threads.
+    `check_request` raises if the engine could never serve the request. Safe to call from several threads.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Intake:
         add_special_tokens: bool = True,
         priority: int = 0,
     ) -> Request:
-        """Text, token ids, or a dict that holds one of them."""
+        """From text, token ids, or a dict that holds one of them."""
         prompt = plain(prompt)
         if not isinstance(prompt, str):
             return self._make(params, request_id, priority, text=None, token_ids=self._checked(prompt))
@@ -71,7 +71,7 @@ class Intake:
         chat_template: str | None = None,
         priority: int = 0,
     ) -> Request:
-        """One conversation, rendered by the chat template, which writes the special tokens itself."""
+        """From a conversation; the chat template itself writes the special tokens."""
         text = self.codec.render_chat(
             messages,
             add_generation_prompt=add_generation_prompt,
@@ -111,7 +111,7 @@ class Intake:
 
 
 def plain(prompt: Prompt) -> str | Sequence[int]:
-    """Text or token ids, out of the dict that may hold them."""
+    """The text or token ids, taken out of their dict if they came in one."""
     if not isinstance(prompt, Mapping):
         return prompt
     fields: Mapping[str, Any] = prompt
@@ -124,19 +124,19 @@ def plain(prompt: Prompt) -> str | Sequence[int]:
 
 
 def as_prompts(prompts: Any) -> list[Prompt]:
-    """One prompt or many: a string, a dict or a list of integers is one."""
+    """A list of prompts, from many or from one: a string, a dict or a list of integers is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]  # type: ignore[list-item]
     if not isinstance(prompts, Iterable):
         raise check.refuse("prompts", prompts, "text, token ids, or a list of these")
     listed = list(prompts)
-    if listed and all(isinstance(item, int) for item in listed):
+    if listed and all(isinstance(entry, int) for entry in listed):
         return [listed]
     return listed
 
 
 def one_for_each(name: str, given: Any, prompts: Sequence[Any], kind: type) -> list[Any]:
-    """One value for all prompts, or a list with one for each."""
+    """A list with one value per prompt, from such a list or from one value for all."""
     if isinstance(given, kind):
         return [given] * len(prompts)
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):

@@ -1,4 +1,4 @@
-"""Two outputs of one request as one: what a reader gets who did not come for the first in time."""
+"""Two outputs of one request merged into one, for a reader who has not fetched the first yet."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ramify.search.reports import LogprobRows
 
 
 def merged(earlier: RequestOutput | None, later: RequestOutput, kind: OutputKind | str) -> RequestOutput:
-    """Deltas are joined, and so are steps of growth; of outputs that hold everything the later one says it all."""
+    """Deltas and growth steps are joined; of cumulative outputs the later one already holds everything."""
     if earlier is None:
         return later
     if kind is OutputKind.GROWTH:
         return replace(later, growth=earlier.growth + later.growth)
     if kind is not OutputKind.DELTA:
         return later
-    known = {item.index: item for item in earlier.outputs}
-    for item in later.outputs:
-        known[item.index] = _joined(known[item.index], item) if item.index in known else item
-    return replace(later, outputs=tuple(known[index] for index in sorted(known)))
+    by_index = {delta.index: delta for delta in earlier.outputs}
+    for delta in later.outputs:
+        by_index[delta.index] = _joined(by_index[delta.index], delta) if delta.index in by_index else delta
+    return replace(later, outputs=tuple(by_index[index] for index in sorted(by_index)))
 
 
 def _joined(earlier: CompletionOutput, later: CompletionOutput) -> CompletionOutput:
-    """The later output's end, score and sum, after both texts and all tokens."""
+    """Texts and tokens of both; finish reason, score and cumulative logprob of the later one."""
     return replace(
         later,
         text=earlier.text + later.text,
@@ -39,5 +39,5 @@ def _rows(earlier: Sequence[LogprobRow] | None, later: Sequence[LogprobRow] | No
     if earlier is None or later is None:
         return later
     if isinstance(earlier, LogprobRows) and isinstance(later, LogprobRows):
-        return earlier.followed_by(later)  # no dict is made before somebody reads it
+        return earlier.followed_by(later)  # its dicts are made when somebody reads them
     return [*earlier, *later]

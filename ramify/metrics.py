@@ -1,4 +1,4 @@
-"""What an engine does and has done: each step fills an IterationStats, EngineMetrics adds them up."""
+"""Each step of the engine fills an IterationStats, and EngineMetrics adds them up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ramify.outputs import FinishReason
 
 
 class Parent(Protocol):
-    """What is observed of a request with several samples."""
+    """What `observe_parallel_sampling` reads of a request."""
 
     @property
     def n(self) -> int: ...
@@ -21,7 +21,7 @@ class Parent(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """A request that ended: seconds from arrival to end, and what it held."""
+    """A request that ended: its seconds from arrival to end, and its tokens."""
 
     e2e_latency: float
     num_prompt_tokens: int
@@ -32,11 +32,11 @@ class FinishedRequest:
 
 @dataclass(slots=True)
 class TrackCounts:
-    """What was computed for one track of the sequences: for one model's view of them."""
+    """What one model computed for its tracks of all sequences."""
 
     num_positions: int = 0  # of prompts and outputs
     num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0  # not computed, because a prefix was known
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
 
     def add(self, other: TrackCounts) -> None:
         self.num_positions += other.num_positions
@@ -71,7 +71,7 @@ class IterationStats:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Not computed, because a prefix was known."""
+        """Found in the prefix cache, so not computed."""
         return sum(counts.num_cached_tokens for counts in self.tracks.values())
 
     def record_finished_request(
@@ -96,7 +96,7 @@ class IterationStats:
         self.inter_token_latencies.append(latency)
 
     def observe_parallel_sampling(self, parent: Parent, num_generation_tokens: int) -> None:
-        """Once per request, when its last sample has ended: how many were asked for, and how long the longest was."""
+        """Once per request, when its last sample has ended: how many samples, and the length of the longest."""
         self.n_params.append(parent.n)
         self.best_of_params.append(parent.n if parent.best_of is None else parent.best_of)
         self.max_num_generation_tokens.append(num_generation_tokens)

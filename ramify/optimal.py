@@ -26,7 +26,7 @@ DIAGNOSTICS = tuple(name for name in MixtureReport._fields if name not in {"alph
 
 @dataclass(frozen=True)
 class OptimalOutputs:
-    """What was generated, as flat lists: one entry per sample, prompt by prompt.
+    """The samples as flat lists, prompt by prompt.
 
     `alpha_history[i]` and `diagnostics[name][i]` have one number per token of sample i. `outputs` holds the same
     samples as one RequestOutput per prompt.
@@ -54,30 +54,30 @@ class OptimalOutputs:
     @cached_property
     def alpha_history(self) -> list[list[float]]:
         """The teacher's weight at each token."""
-        return [[item.alpha for item in sample.mixture or ()] for sample in self.samples]
+        return [[report.alpha for report in sample.mixture or ()] for sample in self.samples]
 
     @cached_property
     def diagnostics(self) -> dict[str, list[list[float]]]:
         """The other numbers of MixtureReport, by name."""
         return {
-            name: [[getattr(item, name) for item in sample.mixture or ()] for sample in self.samples]
+            name: [[getattr(report, name) for report in sample.mixture or ()] for sample in self.samples]
             for name in DIAGNOSTICS
         }
 
     @property
     def alpha_stats(self) -> dict[str, float]:
-        """Over all tokens of all samples; `clamped` is the share of tokens where a bound held alpha."""
-        items = [item for sample in self.samples for item in sample.mixture or ()]
-        if not items:
+        """Over all tokens of all samples; `clamped` is the share of tokens with alpha at a bound."""
+        reports = [report for sample in self.samples for report in sample.mixture or ()]
+        if not reports:
             return {"count": 0.0}
-        values = [item.alpha for item in items]
+        values = [report.alpha for report in reports]
         return {
             "count": float(len(values)),
             "mean": fmean(values),
             "std": pstdev(values),
             "min": min(values),
             "max": max(values),
-            "clamped": fmean(item.is_clamped for item in items),
+            "clamped": fmean(report.is_clamped for report in reports),
         }
 
     def save_alpha_history(self, path: str | Path) -> None:
@@ -85,9 +85,9 @@ class OptimalOutputs:
         alpha_view.write_history(Path(path), self.outputs)
 
     def plot(self, path: str | Path, *, sample: int = 0) -> None:
-        """One sample as a page (.html: its text coloured by alpha, and curves) or as curves alone (.png, .svg, .pdf).
+        """Draws one sample: its text coloured by alpha and curves (.html), or the curves alone (.png, .svg, .pdf).
 
-        The curves are alpha and both KL divergences over the tokens; pictures need matplotlib.
+        The curves are alpha and both KL divergences over the tokens. Pictures need matplotlib.
         """
         if not 0 <= sample < len(self.samples):
             raise InvalidInputError(f"sample must be in 0..{len(self.samples) - 1}, got {sample}")
@@ -99,8 +99,8 @@ class OptimalOutputs:
 class OptimalSampling:
     """Two models, one distribution: q* = theta^(1 - alpha) teacher^alpha / Z at every token.
 
-    Each model sees a prompt of its own (and its own system prompt and chat template); both follow the same tokens. Two
-    names for the same files are loaded once. The options are those of `LLM`, and hold for both models together.
+    Each model sees its own prompt (with its own system prompt and chat template), then both see the same tokens. Two
+    names for the same files are loaded once. The options are those of `LLM`, for both models together.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class OptimalSampling:
         use_tqdm: bool = True,
         **fields_of_sampling_params: Any,
     ) -> OptimalOutputs:
-        """n samples of every prompt; `theta_prompts` are what the student sees instead (default: the same).
+        """n samples of every prompt; `theta_prompts` are the student's prompts (default: the same).
 
         Further options are fields of SamplingParams. A bad prompt or option raises before anything starts.
         """
@@ -187,35 +187,35 @@ class OptimalSampling:
         return self._intake.request(prompt, params, theta_prompt=theta_prompt)
 
     def finish(self, requests: Iterable[Request], *, most_at_once: int) -> Iterator[RequestOutput]:
-        """Outputs as they end, in whatever order; requests are taken as others end, so they may be any number."""
+        """Finished outputs, in whatever order; at most `most_at_once` of any number of requests run at a time."""
         return finish(self.core, requests, most_at_once=most_at_once)
 
     def render(
         self, prompts: Prompt | Sequence[Prompt], theta_prompts: Prompt | Sequence[Prompt] | None = None
     ) -> list[tuple[Rendered, Rendered]]:
-        """What the models will see of these prompts, as (teacher's, student's): to look at before spending time."""
+        """What the models will see for each prompt, as (teacher's, student's)."""
         return [self._intake.render(*pair) for pair in zip(*_paired(prompts, theta_prompts), strict=True)]
 
     def stats(self) -> dict[str, dict[str, int]]:
-        """Counters since the start: the engine's, and what was computed for each model.
+        """Counters since the start: the engine's, and each model's.
 
-        Where both are one checkpoint they draw on one cache, and its blocks are told for both.
+        If both models are one checkpoint, they share one cache, whose blocks are then reported for both.
         """
         managers = self.core.scheduler.managers
-        told = {"engine": self.core.stats()}
+        counters = {"engine": self.core.stats()}
         for role, name in enumerate(("teacher", "theta")):
             counts, manager = self.core.metrics.tracks[role], managers[min(role, len(managers) - 1)]
-            told[name] = {
+            counters[name] = {
                 "positions_computed": counts.num_positions,
                 "prompt_tokens_computed": counts.num_prompt_tokens,
                 "prompt_tokens_cached": counts.num_cached_tokens,
                 "blocks_total": manager.num_blocks,
                 "blocks_in_use": manager.num_in_use,
             }
-        return told
+        return counters
 
     def reset_prefix_cache(self) -> None:
-        """Later prompts find nothing of earlier ones, in either model."""
+        """Empties the prefix caches of both models."""
         self.core.reset_prefix_cache()
 
 

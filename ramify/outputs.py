@@ -1,4 +1,4 @@
-"""What comes back: frozen snapshots, never views of an engine's state."""
+"""What callers get back: frozen snapshots, never views of an engine's state."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ LogprobRow = dict[int, Logprob]
 
 
 class MixtureReport(NamedTuple):
-    """How two models were mixed where a token was drawn, and what each thinks of that token.
+    """How two models were mixed for one token, and how likely each found it.
 
-    All of the distributions that were mixed: after controls and temperature, on the common support.
+    Every number is about the distributions as they were mixed: after controls and temperature, on the common support.
     """
 
     alpha: float  # the teacher's weight
@@ -41,14 +41,14 @@ class MixtureReport(NamedTuple):
     ess_teacher: float
     logprob_theta: float
     logprob_teacher: float
-    is_clamped: bool  # whether alpha_min or alpha_max held alpha
+    is_clamped: bool  # alpha is alpha_min or alpha_max because the method wanted to go beyond it
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One continuation. `index` is the child's number, or the rank where outputs were ranked.
+    """One continuation. `index` is the child's number or, where outputs were ranked, the rank.
 
-    `mixture` has one entry per token where two models were mixed, else it is None.
+    `mixture` has one entry per token if two models were mixed, else it is None.
     """
 
     index: int
@@ -65,17 +65,17 @@ class CompletionOutput:
         return self.finish_reason is not None
 
     def is_empty(self) -> bool:
-        """Whether it says nothing: no token before the one that ended it.
+        """Whether it says nothing: no token came before the one that ended it.
 
-        An EOS or stop id is among the tokens; a stop string is not. Text, where there is some, says more than a count.
+        An EOS or stop token is among the tokens, a stop string is not. An output with text is never empty.
         """
         ended_by_token = self.finish_reason is FinishReason.STOP and not isinstance(self.stop_reason, str)
         return not self.token_ids or (len(self.token_ids) == int(ended_by_token) and not self.text)
 
     def append(self, token_id: int, text: str, logprob: float) -> CompletionOutput:
-        """A new output, longer by one token; this one is a snapshot and stays as it is.
+        """A new output, longer by one token; this one stays as it is.
 
-        A score belonged to the shorter output and is not carried over.
+        The score belonged to the shorter output and is not carried over.
         """
         if self.finished():
             raise InvalidInputError(
@@ -103,20 +103,20 @@ class CompletionOutput:
 
 
 class Standing(NamedTuple):
-    """How a child stands among its siblings, where they are ranked."""
+    """How a child ranks among its siblings."""
 
     child: int
     score: float
     finished: bool
-    group: int = 0  # of beams
+    group: int = 0  # the number of its beam group
 
 
 @dataclass(frozen=True, slots=True)
 class GrownToken:
-    """A token that a child took: after those of `parent`, which is the child itself unless it began here as a fork.
+    """A token that a child took. `parent` is the child itself, or whom it was forked from if this is its first token.
 
-    `text` is what the child's text grew by, often nothing in the middle of a character. Where a stop string turns out
-    to have begun earlier, `num_taken_back` characters of what was there before it are gone.
+    `text` is what the child's text grew by, nothing in the middle of a character. Where a stop string turns out to have
+    begun earlier, `num_taken_back` characters are removed from the text before.
     """
 
     child: int
@@ -126,14 +126,14 @@ class GrownToken:
     logprob: float
     text: str = ""
     num_taken_back: int = 0
-    rows: Sequence[LogprobRow] | None = None  # one row, made when it is read
+    rows: Sequence[LogprobRow] | None = None  # one row; its dict is made when somebody reads it
     mixture: MixtureReport | None = None  # where two models were mixed
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
     @property
     def alternatives(self) -> LogprobRow | None:
-        """The likeliest tokens at this place and the token itself, where logprobs were asked for."""
+        """The likeliest tokens at this position and the token itself, if logprobs were asked for."""
         return None if self.rows is None else self.rows[0]
 
 
@@ -141,8 +141,8 @@ class GrownToken:
 class GrowthStep:
     """What one step of the engine did to one request.
 
-    Beams are ranked in every step, best first, those that have ended before those that run; best-of in its last. All
-    parents are named as they stood before the step, so that the tokens of a step may be read in any order.
+    Beams are ranked in every step, finished ones first, each best first; best-of is ranked in its last step. A parent
+    is meant as it was before the step, so the tokens of a step may be read in any order.
     """
 
     tokens: tuple[GrownToken, ...] = ()
@@ -151,7 +151,7 @@ class GrowthStep:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Seconds by the engine's clock; None until the moment has come."""
+    """Seconds by the engine's clock; None for what has not happened yet."""
 
     arrival_time: float
     first_scheduled_time: float | None = None
@@ -161,7 +161,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """All continuations of one prompt, as they stand."""
+    """All continuations of one prompt, as they are now."""
 
     request_id: str
     prompt: str | None
@@ -172,4 +172,4 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None
-    growth: tuple[GrowthStep, ...] = ()  # since the last output, where the output kind is "growth"
+    growth: tuple[GrowthStep, ...] = ()  # since the last output, if output_kind is "growth"

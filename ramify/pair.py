@@ -1,4 +1,4 @@
-"""Prompts for two models: what the teacher sees, what the student sees, and the requests made of them."""
+"""Prompts for two models, the teacher's and the student's, and the requests made from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ramify.text.codec import Message, TextCodec
 
 
 class Rendered(NamedTuple):
-    """A prompt as a model gets it; the text is None where token ids were given."""
+    """A prompt as a model sees it; the text is None if token ids were given."""
 
     text: str | None
     token_ids: list[int]
@@ -22,21 +22,21 @@ class Rendered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """How one model's prompts are made: from its own system prompt and, if wanted, by its own chat template."""
+    """How one model's prompts are made: with its own system prompt and, if wanted, its own chat template."""
 
     codec: TextCodec
     system_prompt: str | None = None
     enable_chat_template: bool = False
 
     def render(self, prompt: str) -> tuple[str, list[int]]:
-        """A plain prompt as text and tokens."""
+        """The text and tokens that a plain prompt becomes."""
         if self.enable_chat_template:
             return self.render_chat([{"role": "user", "content": prompt}])
         text = prompt if self.system_prompt is None else f"{self.system_prompt}\n\n{prompt}"
         return text, self.codec.encode(text, add_special_tokens=True)
 
     def render_chat(self, messages: Sequence[Message], **options: Any) -> tuple[str, list[int]]:
-        """A conversation, which the system prompt opens unless it has one of its own."""
+        """The text and tokens of a conversation; one without a system message gets the system prompt."""
         opened = list(messages)
         if self.system_prompt is not None and not (opened and opened[0].get("role") == "system"):
             opened.insert(0, {"role": "system", "content": self.system_prompt})
@@ -52,7 +52,7 @@ class Side:
 
 
 class PairIntake(Intake):
-    """Makes requests for two models: the prompt is the teacher's, `theta_prompt` the student's (default: the same)."""
+    """Makes requests for two models: `prompt` is the teacher's, `theta_prompt` the student's (default: the same)."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class PairIntake(Intake):
         self._theta_model = theta_model
 
     def render(self, prompt: Prompt, theta_prompt: Prompt | None = None) -> tuple[Rendered, Rendered]:
-        """What each model will see: the teacher's side first."""
+        """What each model will see, as (teacher's, student's)."""
         given = prompt if theta_prompt is None else theta_prompt
         return self._render(self.teacher, prompt, "prompt"), self._render(self.theta, given, "theta_prompt")
 
@@ -102,7 +102,7 @@ class PairIntake(Intake):
         chat_template: str | None = None,
         priority: int = 0,
     ) -> Request:
-        """One conversation, or one for each model, each rendered by its model's chat template."""
+        """From one conversation, or one for each model, rendered by each model's own chat template."""
         options = {
             "add_generation_prompt": add_generation_prompt,
             "chat_template_kwargs": chat_template_kwargs,

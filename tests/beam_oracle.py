@@ -36,18 +36,18 @@ def oracle(
                     for total, tokens in running[group]
                     for token, weight in enumerate(model(tokens))
                 ),
-                key=lambda item: -item[0],
+                key=lambda beam: -beam[0],
             )
             for total, tokens in everything[:width]:
                 if tokens[-1] in end_token_ids or length == longest_output:
                     finished[group].append((total / length**length_penalty, tokens))
-            finished[group] = sorted(finished[group], key=lambda item: -item[0])[:width]
-            going_on = [item for item in everything if item[1][-1] not in end_token_ids][:width]
+            finished[group] = sorted(finished[group], key=lambda beam: -beam[0])[:width]
+            going_on = [beam for beam in everything if beam[1][-1] not in end_token_ids][:width]
             taken += [tokens[-1] for _, tokens in (everything[:width] if length == longest_output else going_on)]
             running[group] = going_on
             reach = longest_output if early_stopping == "never" and length_penalty > 0 else length
             full = len(finished[group]) == width
             hopeless = full and going_on[0][0] / reach**length_penalty <= finished[group][-1][0]
             over[group] = length == longest_output or hopeless or (full and early_stopping is True)
-    everything = sorted((item for group in finished for item in group), key=lambda item: -item[0])
+    everything = sorted((beam for group in finished for beam in group), key=lambda beam: -beam[0])
     return [(tokens, score) for score, tokens in everything]

@@ -1,4 +1,4 @@
-"""Answers: found in a text, and compared."""
+"""Finding answers in texts and comparing them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _NUMBER = re.compile(r"[-−]?\s?\$?\s?\d[\d,]*(?:\.\d+)?")
 
 
 def reference_answer(answer: str, recipe: Recipe) -> str:
-    """A problem's final answer: where `reference_pattern` says, else the whole, or its last number."""
+    """A problem's final answer: what `reference_pattern` matches, else its last number or all of it, by `match`."""
     return _found(answer, recipe.reference_pattern, recipe.match) or answer.strip()
 
 
 def sample_answer(text: str, recipe: Recipe) -> str | None:
-    """A sample's answer, or None if it gives none."""
+    """A sample's answer; None if it has none."""
     return _found(text, recipe.answer_pattern, recipe.match)
 
 

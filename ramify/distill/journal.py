@@ -1,8 +1,8 @@
-"""The journal of a run: `samples.jsonl`, every sample a line, and `settings.json`, what they were made with.
+"""The journal of a run: `samples.jsonl`, with one sample per line, and `settings.json`, what they were made with.
 
-All samples of a problem are written at once, one after the other, and reach the disk before the next ones are. Whatever
-ends a run, power cuts and kill -9 included, at most the last problem's lines are incomplete. They are cut off when the
-journal is opened again, and that problem is sampled again, with the same seed.
+All samples of a problem are written together and reach the disk before those of the next problem. So whatever ends a
+run, power cuts and kill -9 included, only the last problem's lines can be incomplete. They are cut off when the journal
+is opened again, and that problem is sampled again, with the same seed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SAMPLES, SETTINGS = "samples.jsonl", "settings.json"
 
 
 class Journal:
-    """Open for one process at a time. `done` has the lines of the problems that need no more work."""
+    """Open in one process at a time. `done` holds the line numbers of the problems that have all their samples."""
 
     def __init__(self, folder: Path, recipe: Recipe, problems: Sequence[Problem]) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class Journal:
             raise
 
     def append(self, samples: Sequence[dict[str, Any]]) -> None:
-        """All samples of one problem; on the disk when this returns, or not at all."""
+        """Writes all samples of one problem: they are on the disk when this returns, or none of them is."""
         content = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples).encode()
         end = os.lseek(self._file, 0, os.SEEK_END)
         try:
@@ -58,7 +58,7 @@ class Journal:
         self.done.add(int(samples[0]["line"]))
 
     def samples(self) -> Iterator[dict[str, Any]]:
-        """What has been written, in the order in which problems were done."""
+        """All samples so far, in the order in which they were written."""
         with self.path.open("rb") as file:
             for content in file:
                 yield json.loads(content)
@@ -94,11 +94,12 @@ class Journal:
             )
 
     def _recover(self, digests: dict[int, str]) -> set[int]:
-        """Cuts off what was not finished; returns the lines of the problems that were."""
+        """Cuts off an incomplete problem at the end; returns the line numbers of the complete ones."""
         n = self._recipe.n
         done: set[int] = set()
-        sound = start = 0  # where the last whole problem ends; where the present line starts
-        held: list[int] = []  # the lines of the problem that is being read
+        sound = start = 0  # where the last complete problem ends; where the present line starts
+        num_read = 0  # how many samples of the problem `reading` have been read
+        reading: int | None = None
         with self.path.open("rb") as file:
             for number, content in enumerate(file, start=1):
                 end = start + len(content)
@@ -113,19 +114,19 @@ class Journal:
                         f"{self.path} holds samples of line {line}, and that problem is not there any more: use the "
                         f"same problems to go on (more may follow after them), or choose another folder"
                     )
-                if (held and held[0] != line) or index != len(held) or line in done:
+                if (num_read and reading != line) or index != num_read or line in done:
                     raise InvalidInputError(f"{self.path} is damaged in line {number}: choose another folder")
-                held.append(line)
-                if len(held) == n:
+                reading, num_read = line, num_read + 1
+                if num_read == n:
                     done.add(line)
-                    held, sound = [], end
+                    num_read, sound = 0, end
                 start = end
         os.ftruncate(self._file, sound)
         return done
 
 
 def _sample(content: bytes) -> tuple[int, str, int] | None:
-    """(line, digest, sample) of a whole line; None of one that is torn."""
+    """A journal line's (line, digest, sample); None if the line is incomplete or damaged."""
     if not content.endswith(b"\n"):
         return None
     try:
@@ -136,7 +137,7 @@ def _sample(content: bytes) -> tuple[int, str, int] | None:
 
 
 def write_whole(path: Path, content: str) -> None:
-    """All of it or nothing, whatever happens in between."""
+    """Writes the whole file or, whatever happens meanwhile, leaves the old one."""
     unfinished = path.with_name(path.name + ".part")
     try:
         with unfinished.open("w", encoding="utf-8") as file:
@@ -149,10 +150,10 @@ def write_whole(path: Path, content: str) -> None:
 
 
 def _lock(file: int, folder: Path) -> None:
-    """The kernel frees it when the process ends, however it does."""
+    """The kernel releases the lock when the process ends, however it ends."""
     try:
         import fcntl
-    except ImportError:  # a system without it
+    except ImportError:  # not on this system
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Problems: a JSONL file, one object with `question` and `answer` a line. What is wrong is told by its line."""
+"""Reading problems from a JSONL file: one object with `question` and `answer` per line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Problem:
 
     @property
     def digest(self) -> str:
-        """Tells whether a line still holds the problem that was sampled."""
+        """By which a later run sees whether the line still holds the same problem."""
         return hashlib.sha256(json.dumps([self.question, self.answer]).encode()).hexdigest()[:16]
 
 
@@ -33,7 +33,7 @@ class Malformed:
 
 
 def read_problems(path: Path, limit: int | None = None) -> tuple[list[Problem], list[Malformed]]:
-    """All problems of a file (or its first `limit` lines), and what is wrong with the other lines."""
+    """The problems in a file (or in its first `limit` lines), and what is wrong with its malformed lines."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -46,11 +46,11 @@ def read_problems(path: Path, limit: int | None = None) -> tuple[list[Problem], 
                 break
             if not content.strip():
                 continue
-            made = _parse(line, content)
-            if isinstance(made, Problem):
-                problems.append(made)
+            parsed = _parse(line, content)
+            if isinstance(parsed, Problem):
+                problems.append(parsed)
             else:
-                malformed.append(made)
+                malformed.append(parsed)
     return problems, malformed
 
 

@@ -1,7 +1,7 @@
 """Recipe: everything that decides which samples a run makes and which of them it accepts.
 
-A preset is a YAML file with some of these fields; the others have the defaults below. Presets that come with the
-package stand in `ramify/distill/configs`.
+A preset is a YAML file with some of these fields; the others have the defaults below. The package's own presets are in
+`ramify/distill/configs`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ramify.errors import InvalidInputError
 from ramify.sampling_params import SamplingParams
 
 Match = Literal["none", "exact", "number"]
-MIXTURE_FIELDS = tuple(item.name for item in fields(MixtureConfig))
+MIXTURE_FIELDS = tuple(each.name for each in fields(MixtureConfig))
 SAMPLING_FIELDS = ("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop")
 
 
@@ -83,11 +83,11 @@ class Recipe:
             raise InvalidInputError(f"theta_prompt must not hold {{{min(leaked)}}}: the student may not see the answer")
         for name in ("answer_pattern", "reference_pattern"):
             _check_pattern(name, getattr(self, name))
-        self.mixture()
+        MixtureConfig(**self.mixture_options())  # which checks them
         self.sampling(0)
 
-    def mixture(self) -> MixtureConfig:
-        return MixtureConfig(**{name: getattr(self, name) for name in MIXTURE_FIELDS})
+    def mixture_options(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in MIXTURE_FIELDS}
 
     def sampling(self, seed: int) -> SamplingParams:
         return SamplingParams(
@@ -98,7 +98,7 @@ class Recipe:
 
     def changed(self, values: Mapping[str, Any]) -> Recipe:
         """With some fields replaced; an unknown name raises."""
-        known = {item.name for item in fields(self)}
+        known = {each.name for each in fields(self)}
         for name in values:
             if name not in known:
                 raise InvalidInputError(f"{name!r} is not a setting of a recipe; there are: {', '.join(sorted(known))}")
@@ -108,9 +108,9 @@ class Recipe:
         return asdict(self) | {"stop": list(self.stop)}
 
     def problem_seed(self, line: int, digest: str) -> int:
-        """A problem's own seed: the same whenever, in whatever order and company it is sampled."""
-        named = json.dumps([self.seed, line, digest]).encode()
-        return int.from_bytes(hashlib.sha256(named).digest()[:8], "big")
+        """A problem's own seed, which does not depend on when and with which others it is sampled."""
+        key = json.dumps([self.seed, line, digest]).encode()
+        return int.from_bytes(hashlib.sha256(key).digest()[:8], "big")
 
 
 def _check_pattern(name: str, pattern: object) -> None:
@@ -123,11 +123,11 @@ def _check_pattern(name: str, pattern: object) -> None:
 
 
 def preset_names() -> list[str]:
-    return sorted(item.name.removesuffix(".yaml") for item in _presets().iterdir() if item.name.endswith(".yaml"))
+    return sorted(file.name.removesuffix(".yaml") for file in _presets().iterdir() if file.name.endswith(".yaml"))
 
 
 def load_preset(name: str) -> Recipe:
-    """By the name of one that comes with the package, or from a YAML file."""
+    """One of the package's presets by name, or a YAML file."""
     if name in preset_names():
         return _parse(name, _presets().joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
     path = Path(name)

@@ -1,4 +1,4 @@
-"""`report.html`: acceptance, lengths, α, examples. The page stands alone: no script, nothing fetched, all escaped."""
+"""`report.html`: acceptance, lengths, α, examples. It is one file: no script, nothing fetched, all text escaped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; }
 
 @dataclass
 class Tally:
-    """What the report needs of all samples, gathered in one pass."""
+    """What the report says about all samples, gathered in one pass."""
 
     reasons: Counter[str] = field(default_factory=Counter)
     lengths: dict[bool, list[int]] = field(default_factory=lambda: {True: [], False: []})
@@ -53,10 +53,10 @@ class Tally:
             if teacher is not None and theta is not None:
                 self.gain_sum += teacher - theta
                 self.gains += 1
-        # The first sample of each problem, of the first problems in the file: the same ones however runs were cut.
+        # By number and line, so that the same samples are shown however often the run was interrupted.
         chosen = self.examples[accepted]
         chosen.append(sample)
-        chosen.sort(key=lambda item: (item["sample"], item["line"]))
+        chosen.sort(key=lambda example: (example["sample"], example["line"]))
         del chosen[EXAMPLES:]
 
 
@@ -80,21 +80,18 @@ def _page(tally: Tally, recipe: Recipe, num_problems: int) -> str:
         "mean α": f"{tally.alpha_sum / tally.tokens:.3f}" if tally.tokens else "none",
         "mean log π_t − log π_θ": f"{tally.gain_sum / tally.gains:+.3f} nats a token" if tally.gains else "none",
     }
-    reasons = {
-        reason: f"{count:,} ({_share(count, samples)})"
-        for reason, count in sorted(tally.reasons.items(), key=lambda item: -item[1])
-    }
+    reasons = {reason: f"{count:,} ({_share(count, samples)})" for reason, count in tally.reasons.most_common()}
     lengths = tally.lengths[True] + tally.lengths[False]
     longest = max(lengths, default=1)
-    step = max(1, -(-longest // BINS))
+    bin_width = max(1, -(-longest // BINS))
     ends = f"{color(0)}, {color(0.5)}, {color(1)}"
     settings = {name: str(value) for name, value in recipe.as_dict().items() if value != getattr(Recipe(), name, None)}
     by_length = {
-        "accepted": (_binned(tally.lengths[True], step), ACCEPTED_COLOR),
-        "rejected": (_binned(tally.lengths[False], step), REJECTED_COLOR),
+        "accepted": (_binned(tally.lengths[True], bin_width), ACCEPTED_COLOR),
+        "rejected": (_binned(tally.lengths[False], bin_width), REJECTED_COLOR),
     }
     by_alpha = {
-        "tokens": ([tally.alphas[place] for place in range(BINS)], [color((p + 0.5) / BINS) for p in range(BINS)])
+        "tokens": ([tally.alphas[index] for index in range(BINS)], [color((i + 0.5) / BINS) for i in range(BINS)])
     }
     per_problem = Counter(tally.accepted_by_problem.values())
     by_problem = {"problems": ([per_problem[count] for count in range(recipe.n + 1)], ACCEPTED_COLOR)}
@@ -108,12 +105,12 @@ def _page(tally: Tally, recipe: Recipe, num_problems: int) -> str:
 <h2>accepted samples of each problem</h2>
 {bars(by_problem, ["0", str(recipe.n)])}
 <h2>lengths, in tokens</h2>
-{bars(by_length, ["0", str(step * BINS)])}
+{bars(by_length, ["0", str(bin_width * BINS)])}
 <h2>α, the teacher's weight, over all tokens</h2>
 {bars(by_alpha, ["0", "1"])}
 <h2>examples</h2>
 <p class="legend">student <span class="scale" style="background:linear-gradient(90deg, {ends})"></span> teacher</p>
-{"".join(_example(item) for item in _chosen(tally))}
+{"".join(_example(sample) for sample in _chosen(tally))}
 <h2>settings that are not the defaults</h2>
 {_table(settings) if settings else "<p>none</p>"}
 </body></html>
@@ -121,7 +118,7 @@ def _page(tally: Tally, recipe: Recipe, num_problems: int) -> str:
 
 
 def _chosen(tally: Tally) -> list[dict[str, Any]]:
-    """Both kinds, accepted first; where one is rare the other fills up."""
+    """Half accepted and half rejected samples, accepted first; if one kind is rare, more of the other."""
     accepted, rejected = tally.examples[True], tally.examples[False]
     half = EXAMPLES // 2
     num_accepted = max(min(len(accepted), half), min(len(accepted), EXAMPLES - len(rejected)))
@@ -143,14 +140,14 @@ def _example(sample: dict[str, Any]) -> str:
 
 
 def bars(series: Mapping[str, tuple[Sequence[int], str | Sequence[str]]], ends: Sequence[str]) -> str:
-    """Stacked bars as SVG; `ends` are written under the first and the last."""
+    """Stacked bars as SVG, with `ends` written under the first and the last."""
     counts = [values for values, _ in series.values()]
-    number = max(len(values) for values in counts)
+    num_bars = max(len(values) for values in counts)
     highest = max([sum(column) for column in zip(*counts, strict=True)] + [1])
-    width, height = (WIDTH - MARGIN) / number, HEIGHT - 40
+    width, height = (WIDTH - MARGIN) / num_bars, HEIGHT - 40
     drawn = []
-    tops = [0.0] * number
-    for place, (name, (values, fill)) in enumerate(series.items()):
+    tops = [0.0] * num_bars
+    for number, (name, (values, fill)) in enumerate(series.items()):
         for column, value in enumerate(values):
             tall = value / highest * (height - 6)
             fills = fill if isinstance(fill, str) else fill[column]
@@ -163,7 +160,7 @@ def bars(series: Mapping[str, tuple[Sequence[int], str | Sequence[str]]], ends: 
             tops[column] += tall
         if isinstance(fill, str):
             drawn.append(
-                f'<text x="{MARGIN + 8 + 110 * place}" y="{HEIGHT - 4}" style="fill:{fill}">{escape(name)}</text>'
+                f'<text x="{MARGIN + 8 + 110 * number}" y="{HEIGHT - 4}" style="fill:{fill}">{escape(name)}</text>'
             )
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(", ".join(series))}">'
@@ -173,9 +170,9 @@ def bars(series: Mapping[str, tuple[Sequence[int], str | Sequence[str]]], ends: 
     )
 
 
-def _binned(lengths: Sequence[int], step: int) -> list[int]:
-    counts = Counter(min(length // step, BINS - 1) for length in lengths)
-    return [counts[place] for place in range(BINS)]
+def _binned(lengths: Sequence[int], bin_width: int) -> list[int]:
+    counts = Counter(min(length // bin_width, BINS - 1) for length in lengths)
+    return [counts[index] for index in range(BINS)]
 
 
 def _table(rows: Mapping[str, str]) -> str:

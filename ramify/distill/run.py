@@ -1,4 +1,4 @@
-"""A run: problems to samples, on from where the last one stopped."""
+"""Run: problems to samples, going on where the last run stopped."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from ramify.config import EngineOptions
 from ramify.distill.journal import Journal, write_whole
 from ramify.distill.problems import Malformed, Problem
-from ramify.distill.recipe import MIXTURE_FIELDS, Recipe
+from ramify.distill.recipe import Recipe
 from ramify.distill.report import write_report
 from ramify.distill.samples import as_samples, prompts_of
 from ramify.errors import InvalidInputError
@@ -28,15 +28,15 @@ DATA, REPORT = "data.jsonl", "report.html"
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    problems: int  # that have their samples, now and from earlier runs
+    problems: int  # with all their samples, from this run and earlier ones
     sampled_now: int
     samples: int
     accepted: int
-    refused: tuple[Malformed, ...]  # problems that the models could not take
+    refused: tuple[Malformed, ...]  # problems whose prompts the models cannot take
 
 
 class Run:
-    """One folder of samples, open until closed. `load` makes the models, if there is anything left to do."""
+    """Fills one folder with samples. `load` loads the models, if anything is left to do."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Run:
 
     def _sample(self, sampler: OptimalSampling, journal: Journal, left: Sequence[Problem]) -> None:
         asked: dict[str, Problem] = {}
-        # Enough to fill the engine while some of them end.
+        # Twice what the engine runs at a time, so that it stays full while some of them end.
         most_at_once = max(2, -(-2 * sampler.config.scheduler_config.max_num_seqs // self.recipe.n))
         accepted = made = 0
         with tqdm(
@@ -121,7 +121,6 @@ class Run:
 def load_models(recipe: Recipe, options: EngineOptions, say: Callable[[str], None]) -> OptimalSampling:
     from ramify.optimal import OptimalSampling
 
-    chosen: dict[str, Any] = {name: getattr(recipe, name) for name in MIXTURE_FIELDS}
     return OptimalSampling(
         recipe.model_teacher,
         recipe.model_theta,
@@ -129,6 +128,6 @@ def load_models(recipe: Recipe, options: EngineOptions, say: Callable[[str], Non
         theta_system_prompt=recipe.theta_system_prompt,
         enable_chat_template=recipe.enable_chat_template,
         say=say,
-        **chosen,
+        **recipe.mixture_options(),
         **options,
     )

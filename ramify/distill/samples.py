@@ -1,4 +1,4 @@
-"""Samples as they are written: what can be trained on, and why one is not accepted."""
+"""Samples as they are written to the journal, and the reasons to reject one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ramify.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from ramify.optimal import OptimalSampling
 
-DIGITS = 6  # of what float32 computed
+DIGITS = 6  # after the point: more than float32 computes exactly
 
 
 def prompts_of(problem: Problem, recipe: Recipe) -> tuple[str, str]:
-    """The teacher's and the student's."""
+    """The teacher's prompt and the student's."""
     values = {"question": problem.question, "answer": problem.answer}
     values["final_answer"] = reference_answer(problem.answer, recipe)
     teacher = Template("teacher_prompt", recipe.teacher_prompt).fill(values)
@@ -31,42 +31,42 @@ def prompts_of(problem: Problem, recipe: Recipe) -> tuple[str, str]:
 def as_samples(
     problem: Problem, output: RequestOutput, recipe: Recipe, sampler: OptimalSampling
 ) -> list[dict[str, Any]]:
-    """One entry per sample, in the order of their numbers. `prompt` is the student's: what comes before `text`."""
+    """One entry per sample, in order. Its `prompt` is the student's: what comes before `text` in training."""
     [(_, theta)] = sampler.render(*prompts_of(problem, recipe))
     wanted = reference_answer(problem.answer, recipe)
     made = []
-    for item in sorted(output.outputs, key=lambda item: item.index):
-        found = sample_answer(item.text, recipe)
-        why = rejection(item, found, wanted, recipe)
-        mixture = item.mixture or ()
+    for sample in sorted(output.outputs, key=lambda sample: sample.index):
+        found = sample_answer(sample.text, recipe)
+        why = rejection(sample, found, wanted, recipe)
+        mixture = sample.mixture or ()
         made.append(
             {
                 "line": problem.line,
                 "problem": problem.digest,
-                "sample": item.index,
+                "sample": sample.index,
                 "accepted": why is None,
                 "rejected_because": why,
                 "question": problem.question,
                 "answer": wanted,
                 "sample_answer": found,
                 "prompt": theta.text,
-                "text": item.text,
-                "finish_reason": None if item.finish_reason is None else item.finish_reason.value,
+                "text": sample.text,
+                "finish_reason": None if sample.finish_reason is None else sample.finish_reason.value,
                 "error": output.error,
                 "prompt_token_ids": theta.token_ids,
-                "token_ids": list(item.token_ids),
-                "tokens": token_texts(item.token_ids, sampler.tokenizer),
-                "logprobs_teacher": [_number(entry.logprob_teacher) for entry in mixture],
-                "logprobs_theta": [_number(entry.logprob_theta) for entry in mixture],
-                "logprobs_mixture": [_number(mixture_logprob(entry)) for entry in mixture],
-                "alpha": [_number(entry.alpha) for entry in mixture],
+                "token_ids": list(sample.token_ids),
+                "tokens": token_texts(sample.token_ids, sampler.tokenizer),
+                "logprobs_teacher": [_number(report.logprob_teacher) for report in mixture],
+                "logprobs_theta": [_number(report.logprob_theta) for report in mixture],
+                "logprobs_mixture": [_number(mixture_logprob(report)) for report in mixture],
+                "alpha": [_number(report.alpha) for report in mixture],
             }
         )
     return made
 
 
 def token_texts(token_ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
-    """What each token adds to the text, special tokens written out; joined they are the whole."""
+    """What each token adds to the text, special tokens written out; joined, they are the whole text."""
     if tokenizer is None:
         return [""] * len(token_ids)
     detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
@@ -76,13 +76,13 @@ def token_texts(token_ids: Sequence[int], tokenizer: Tokenizer | None) -> list[s
     return pieces
 
 
-def rejection(item: CompletionOutput, found: str | None, wanted: str, recipe: Recipe) -> str | None:
+def rejection(sample: CompletionOutput, found: str | None, wanted: str, recipe: Recipe) -> str | None:
     """Why a sample is not accepted; None if it is."""
-    if item.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+    if sample.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
         return "error"
-    if len(item.token_ids) < recipe.min_length:
+    if len(sample.token_ids) < recipe.min_length:
         return "too short"
-    if recipe.require_finished and item.finish_reason is not FinishReason.STOP:
+    if recipe.require_finished and sample.finish_reason is not FinishReason.STOP:
         return "not finished"
     if recipe.match != "none":
         if found is None:
@@ -92,13 +92,13 @@ def rejection(item: CompletionOutput, found: str | None, wanted: str, recipe: Re
     return None
 
 
-def mixture_logprob(entry: MixtureReport) -> float:
-    """log q* of the token: the weighted logprobs of both models, less log Z."""
-    if entry.alpha in (0, 1):
-        return entry.logprob_teacher if entry.alpha else entry.logprob_theta
-    return (1 - entry.alpha) * entry.logprob_theta + entry.alpha * entry.logprob_teacher - entry.log_z
+def mixture_logprob(report: MixtureReport) -> float:
+    """log q* of the token: both models' logprobs, weighted, minus log Z."""
+    if report.alpha in (0, 1):
+        return report.logprob_teacher if report.alpha else report.logprob_theta
+    return (1 - report.alpha) * report.logprob_theta + report.alpha * report.logprob_teacher - report.log_z
 
 
 def _number(value: float) -> float | None:
-    """JSON has no infinity: null stands for a token that a model rules out."""
+    """JSON has no infinity: the logprob of a token that a model rules out is null."""
     return round(value, DIGITS) if math.isfinite(value) else None

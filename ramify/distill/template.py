@@ -1,4 +1,4 @@
-"""Prompt templates: text with {question}, {answer}, {final_answer}; {{ and }} stand for braces. Nothing is executed."""
+"""Prompt templates: text with {question}, {answer} and {final_answer}; {{ and }} are braces. No code is executed."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ class Template:
             self.names.add(match[1])
 
     def fill(self, values: Mapping[str, str]) -> str:
-        """What is put in is not looked at again."""
+        """Braces in the values stay as they are."""
         return _PIECE.sub(lambda match: match[0][0] if match[0] in ("{{", "}}") else values[match[1]], self.text)

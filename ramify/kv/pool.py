@@ -16,8 +16,8 @@ from ramify.plan import BlockCopy, Work
 class KVPool:
     """kv is (layers, slots, 2, kv_heads, head_dim): a slot is one position, keys first, then values.
 
-    Memory is taken when a slot is first written (the operating system maps zero pages lazily), and so is the host
-    memory that blocks are swapped out to.
+    On a CPU a slot takes no memory before it is first written. The host memory for swapped-out blocks is allocated when
+    the first block goes there.
     """
 
     def __init__(
@@ -30,14 +30,13 @@ class KVPool:
         *,
         num_host_blocks: int = 0,
     ) -> None:
-        self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_host_blocks = num_host_blocks
         shape = (arch.num_layers, num_blocks * block_size, 2, arch.num_kv_heads, arch.head_dim)
         self.kv = _zeros(shape, dtype, device)
         # (layers, num_blocks, block_size, 2, kv_heads, head_dim): the same memory, block by block.
         self.blocks = self.kv.view(arch.num_layers, num_blocks, block_size, *shape[2:])
-        # A view costs as much as a small product, so each layer's are made once.
+        # Making a view costs as much as a small product, so each layer's views are made once.
         self.layers = self.kv.unbind(0)
         self.layer_blocks = self.blocks.unbind(0)
         self._host_blocks: Tensor | None = None
@@ -54,13 +53,16 @@ class KVPool:
         self.layers[layer].index_copy_(0, slots, torch.stack((keys, values), dim=1))
 
     def views(self, blocks: slice, length: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """By layer, keys and values (1, kv_heads, length, head_dim) of the first slots of neighbouring blocks."""
+        """Keys and values of the first `length` slots of consecutive blocks, layer by layer.
+
+        Each is (1, kv_heads, length, head_dim).
+        """
         start = blocks.start * self.block_size
         keys, values = self.kv[:, start : start + length].permute(2, 0, 3, 1, 4).unsqueeze(2).unbind(0)
         return keys.unbind(0), values.unbind(0)
 
     def clear(self, blocks: Sequence[int]) -> None:
-        """Zeroes blocks: what an earlier owner left behind, were it NaN, would show through any mask."""
+        """Zeroes blocks: a NaN left there by an earlier owner would come through any mask."""
         if blocks:
             self.blocks.index_fill_(1, self._tensor(blocks), 0)
 
@@ -98,7 +100,7 @@ class KVPool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU as pages that the system maps when they are first written (torch.zeros would write them all)."""
+    """Zeros; on a CPU as pages that the system maps at the first write (torch.zeros would write them all)."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)

@@ -1,7 +1,7 @@
-"""Which full block holds which tokens after which others: a chain, so that a block's key covers all that precedes it.
+"""PrefixIndex: full blocks by the tokens in them and the block before them, so that a key covers the whole prefix.
 
-ROOT --(t0..t15)--> entry 1 --(t16..t31)--> entry 2      a look-up compares the tokens themselves: no two
-                          \\--(u16..u31)--> entry 3      different prefixes can ever meet
+ROOT --(t0..t15)--> entry 1 --(t16..t31)--> entry 2      A look-up compares the tokens themselves, so two different
+                          \\--(u16..u31)--> entry 3      prefixes are never confused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ROOT = 0  # the parent of a first block
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A block and the number under which longer prefixes continue from it. Numbers are never used twice."""
+    """A block, and the number that the entries after it name as their parent. No number is ever reused."""
 
     number: int
     block: int
@@ -22,19 +22,16 @@ class Entry:
 
 
 class PrefixIndex:
-    """Knows blocks by content. Who holds or frees them is the block manager's business."""
+    """Finds blocks by content. Who holds and frees them is the block manager's business."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._entries: dict[tuple[int, tuple[int, ...]], Entry] = {}
         self._of_block: dict[int, Entry] = {}
-        self._numbers_given = ROOT
+        self._last_number = ROOT
 
     def __contains__(self, block: int) -> bool:
         return block in self._of_block
-
-    def __len__(self) -> int:
-        return len(self._of_block)
 
     def find(self, tokens: Sequence[int]) -> list[Entry]:
         """The longest known chain of full blocks at the beginning of `tokens`."""
@@ -49,7 +46,7 @@ class PrefixIndex:
         return found
 
     def add(self, parent: int, tokens: tuple[int, ...], block: int) -> int:
-        """Makes a full block known and returns its number; content that is known already keeps its first block."""
+        """Adds a full block and returns its number; content that is there already keeps its first block."""
         known = self._entries.get((parent, tokens))
         if known is not None:
             return known.number
@@ -58,15 +55,15 @@ class PrefixIndex:
         return entry.number
 
     def new_number(self) -> int:
-        """A number that stands for no prefix: what is added under it can never be found."""
-        self._numbers_given += 1
-        return self._numbers_given
+        """A number that no look-up reaches unless an entry gets it."""
+        self._last_number += 1
+        return self._last_number
 
     def forget(self, block: int) -> None:
-        """The block's content is about to change."""
+        """Removes a block whose content is about to change."""
         del self._entries[self._of_block.pop(block).key]
 
     def clear(self) -> None:
-        """Forgets everything; numbers go on counting, so that none given before is ever given again."""
+        """Removes everything; counting goes on, so that no old number is given again."""
         self._entries.clear()
         self._of_block.clear()

@@ -20,15 +20,14 @@ def num_blocks(
     cache: CacheConfig,
     decoders: Sequence[Decoder],
     *,
-    num_tracks: int = 1,
+    num_tracks: int,
     max_num_seqs: int,
     max_model_len: int,
     max_num_batched_tokens: int,
 ) -> int:
-    """What was asked for, else what memory allows; never more than all sequences at full length could fill.
+    """What the config says, else what memory allows, but never more than all sequences at full length could fill.
 
-    Several models get as many blocks each, so that their caches run out together: a sequence grows by one position in
-    every one of its tracks.
+    Every model gets this many. A sequence grows by one position in each of its tracks, so the caches run out together.
     """
     if cache.num_kv_blocks is not None:
         return cache.num_kv_blocks
@@ -43,27 +42,29 @@ def num_blocks(
 
 
 def num_host_blocks(cache: CacheConfig, decoders: Sequence[Decoder]) -> int:
-    """How many blocks of every model swap_space holds."""
+    """How many blocks of each model fit into swap_space."""
     return int(cache.swap_space * 2**30 // _bytes_of_blocks(cache, decoders))
 
 
 def _bytes_of_blocks(cache: CacheConfig, decoders: Sequence[Decoder]) -> int:
-    """One block of each model."""
+    """What one block of each model takes together."""
     return sum(bytes_per_block(decoder.arch, cache.block_size, decoder.dtype) for decoder in decoders)
 
 
 def _pool_bytes(cache: CacheConfig, decoders: Sequence[Decoder], max_num_seqs: int, max_num_batched_tokens: int) -> int:
     if decoders[0].device.type == "cuda":
         free, total = torch.cuda.mem_get_info(decoders[0].device)
-        working = sum(working_bytes(decoder, max_num_seqs, max_num_batched_tokens) for decoder in decoders)
+        working = sum(_working_bytes(decoder, max_num_seqs, max_num_batched_tokens) for decoder in decoders)
         return int(cache.gpu_memory_utilization * total) - (total - free) - working
     return min(CPU_POOL_BYTES, free_memory() // 4)
 
 
-def working_bytes(decoder: Decoder, max_num_seqs: int, max_num_batched_tokens: int) -> int:
-    """What the largest step needs beside weights and cache: its activations, its logits, and libraries' workspaces."""
+def _working_bytes(decoder: Decoder, max_num_seqs: int, max_num_batched_tokens: int) -> int:
+    """What the largest step needs besides weights and cache: activations, logits and the libraries' workspaces."""
     arch = decoder.arch
-    heads = (2 * arch.num_heads + 4 * arch.num_kv_heads) * arch.head_dim  # queries twice, keys and values gathered
+    heads = (
+        2 * arch.num_heads + 4 * arch.num_kv_heads
+    ) * arch.head_dim  # queries twice; keys and values, and both gathered
     token = (6 * arch.hidden_size + 3 * arch.intermediate_size + heads) * decoder.dtype.itemsize
-    logits = 3 * max_num_seqs * arch.vocab_size * 4  # drawn from, and two copies where controls change them
+    logits = 3 * max_num_seqs * arch.vocab_size * 4  # and two copies where controls change them
     return max_num_batched_tokens * token + logits + WORKSPACE_BYTES

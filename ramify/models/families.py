@@ -1,7 +1,7 @@
-"""Checkpoint metadata -> Architecture. Families differ in facts, and the decoder reads only facts.
+"""Checkpoint metadata to Architecture: the facts in which families differ, and all that the decoder knows of them.
 
-What the decoder does not know (sliding windows, experts, other activations or scalings) is refused by name: a model
-that runs wrongly is worse than one that does not run.
+What the decoder cannot do (sliding windows, experts, other activations or scalings) is refused by name: a model that
+runs wrongly is worse than one that does not run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Architecture:
 
 
 def architecture_from_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> Architecture:
-    """Reads a Hugging Face config.json, in the spelling of transformers 5 or of those before it."""
+    """Reads a Hugging Face config.json, with the field names of transformers 5 or of earlier versions."""
     read = _Reader(config, "config.json")
     family = read.one_of("model_type", FAMILIES, "model_type")
     _refuse_foreign_parts(config)
@@ -95,7 +95,7 @@ def architecture_from_config(config: Mapping[str, Any], generation: Mapping[str,
 def architecture_from_gguf(
     metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], rope_factors: tuple[float, ...] = ()
 ) -> Architecture:
-    """Reads a GGUF file's metadata; what it leaves out (biases, tied embeddings) is read off its tensors."""
+    """Reads a GGUF file's metadata; what it does not say (biases, tied embeddings) follows from its tensors."""
     read = _Reader(metadata, "GGUF metadata")
     family = read.one_of("general.architecture", FAMILIES, "architecture")
     if metadata.get(f"{family}.expert_count"):
@@ -132,12 +132,12 @@ def architecture_from_gguf(
         mlp_bias="blk.0.ffn_gate.bias" in shapes,
         qk_norm="blk.0.attn_q_norm.weight" in shapes,
         tie_embeddings="output.weight" not in shapes,
-        dtype="float16",  # quantised weights carry float16 scales: that is the precision they were made in
+        dtype="float16",  # the precision of the quantised weights' scales
     )
 
 
 class _Reader:
-    """Typed look-ups that name the field when it is missing or of the wrong type."""
+    """Typed look-ups, whose errors name the field that is missing or has the wrong type."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values = values
@@ -262,7 +262,7 @@ def _factor(read: _Reader, default: float | None = None) -> float:
 
 
 def _stretched_length(rope: RopeConfig, max_positions: int | None) -> int | None:
-    """How long a context the checkpoint serves: interpolating rules stretch what it was trained on."""
+    """The longest context that the checkpoint serves: linear and yarn scaling stretch the one it was trained on."""
     if max_positions is None:
         return None
     if rope.kind == "linear":
@@ -277,6 +277,6 @@ def _eos_ids(config: Mapping[str, Any]) -> frozenset[int]:
     if ids is None:
         return frozenset()
     listed = ids if isinstance(ids, list) else [ids]
-    if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in listed):
+    if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in listed):
         raise FileFormatError(f"eos_token_id must be a token id or a list of them, got {ids!r}")
     return frozenset(listed)

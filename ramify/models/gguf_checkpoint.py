@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: canonical names, and Llama's query and key rows back in their own order."""
+"""A GGUF file as a checkpoint: tensors under their Hugging Face names, Llama's query and key rows in their order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PER_LAYER = {
 
 
 class GGUFCheckpoint:
-    """The tensors of one file, dequantised when their turn comes."""
+    """The tensors of one file, each dequantised when it is read."""
 
     def __init__(self, path: Path) -> None:
         self.file = GGUFFile.open(path)
@@ -65,7 +65,7 @@ class GGUFCheckpoint:
 
 
 def _canonical(name: str) -> str:
-    """The Hugging Face name; a name that is not known stays, and strict filling refuses it."""
+    """The Hugging Face name; an unknown name stays as it is, and `weights` refuses it."""
     stem, _, kind = name.rpartition(".")
     if stem in WHOLE_MODEL:
         return f"{WHOLE_MODEL[stem]}.{kind}"
@@ -77,7 +77,7 @@ def _canonical(name: str) -> str:
 
 
 def _split_pairs(tensor: Tensor, num_heads: int) -> Tensor:
-    """GGUF writes Llama's rotary pairs as neighbours (0 1, 2 3, …); the decoder wants (i, i + head_dim / 2)."""
+    """GGUF stores Llama's rotary pairs side by side (0 1, 2 3, …); the decoder pairs (i, i + head_dim / 2)."""
     head_dim = tensor.shape[0] // num_heads
     pairs = tensor.view(num_heads, head_dim // 2, 2, *tensor.shape[1:])
     return pairs.transpose(1, 2).reshape(tensor.shape)

@@ -1,10 +1,9 @@
-"""GGUF files: metadata, a table of tensors, and their weights on demand."""
+"""GGUFFile: a mapped file, its metadata, its table of tensors, and their weights on demand."""
 
 from __future__ import annotations
 
 import mmap
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -12,9 +11,7 @@ from torch import Tensor
 
 from ramify.errors import FileFormatError, ModelNotFoundError, WeightsError
 from ramify.models.gguf_header import MetadataValue, TensorInfo, quote, read_header
-from ramify.models.gguf_quants import FORMATS_BY_NAME, dequantize, dequantize_into
-
-__all__ = ["GGUFFile", "MetadataValue", "TensorInfo"]
+from ramify.models.gguf_quants import FORMATS_BY_NAME, dequantize
 
 
 class GGUFFile:
@@ -30,11 +27,11 @@ class GGUFFile:
         self.path = path
         self.metadata = metadata
         self.tensors = tensors
-        self._contents: mmap.mmap | None = contents
+        self._contents = contents
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Map and check the file; raises a ModelError that names it if it cannot be used."""
+        """Maps and checks the file; raises a ModelError that names the file if it cannot be used."""
         path = Path(path)
         contents = _map(path)
         try:
@@ -47,45 +44,17 @@ class GGUFFile:
     def tensor(self, name: str) -> Tensor:
         """The weights: float16, bfloat16 and float32 as stored, all else dequantised to float32.
 
-        Weights kept as stored are a view of the private map: writing to them never reaches the file.
+        Weights kept as stored are a view of the private map, which lives as long as any of them; writing to them never
+        reaches the file.
         """
-        info, packed = self._packed(name)
+        info = self.tensors.get(name)
+        if info is None:
+            raise WeightsError(f"{self.path.name} has no tensor {quote(name)}")
+        packed = torch.frombuffer(self._contents, dtype=torch.uint8, offset=info.offset, count=info.num_bytes)
         quant_format = FORMATS_BY_NAME[info.quantization]
         if quant_format.block_size == 1:
             return packed.view(quant_format.weights_dtype).view(info.shape)
         return dequantize(packed, quant_format).view(info.shape)
-
-    def read_into(self, name: str, out: Tensor) -> None:
-        """Fill `out`, contiguous and of the tensor's shape, with the weights rounded to its dtype.
-
-        `out` may be on any device: the packed bytes travel there and are dequantised there.
-        """
-        info, packed = self._packed(name)
-        if tuple(out.shape) != info.shape:
-            raise WeightsError(f"{self.path.name}: {quote(name)} is {info.shape}, not {tuple(out.shape)}")
-        dequantize_into(packed.to(out.device), FORMATS_BY_NAME[info.quantization], out)
-
-    def close(self) -> None:
-        """No more reads. Views given out by `tensor` stay valid; the map goes when the last of them does."""
-        # Not closed by hand: torch's views hold a reference but no export, and would lose their memory.
-        self._contents = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _packed(self, name: str) -> tuple[TensorInfo, Tensor]:
-        """The tensor's entry and its bytes as they lie in the file: uint8 (num_bytes,), not copied."""
-        if self._contents is None:
-            raise ValueError(f"{self.path.name} is closed")
-        info = self.tensors.get(name)
-        if info is None:
-            raise WeightsError(f"{self.path.name} has no tensor {quote(name)}")
-        return info, torch.frombuffer(self._contents, dtype=torch.uint8, offset=info.offset, count=info.num_bytes)
 
 
 def _map(path: Path) -> mmap.mmap:
@@ -95,7 +64,7 @@ def _map(path: Path) -> mmap.mmap:
         with path.open("rb") as file:
             if file.seek(0, 2) == 0:
                 raise FileFormatError(f"{path.name}: the file is empty")
-            # A private copy-on-write map, because torch wants memory it may write to.
+            # A private copy-on-write map, because torch wants writable memory.
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except OSError as error:
         raise ModelNotFoundError(f"{path} cannot be read: {error.strerror}") from error

@@ -1,12 +1,11 @@
-"""What stands before the weights of a GGUF file, read strictly.
+"""A strict parser of what comes before the weights of a GGUF file.
 
     magic, version, counts | key, type, value ... | name, dims, type, offset ... | padding | tensor data
     `------------------------------- the header -------------------------------'
 
-Nothing the file says is believed before it is checked: a count or length is held against the bytes that are
-left before anything is read or allocated for it. So parsing takes time in proportion to the header, and holds
-at most `MEMORY_PER_HEADER_BYTE` times its bytes: the worst is a great many tiny entries, while a vocabulary
-costs about five. Tensor data is not touched.
+Every count and length is compared with the number of bytes left before anything is read or allocated for it. So the
+time for parsing is proportional to the header's size, and the memory is at most `MEMORY_PER_HEADER_BYTE` times that
+size (for a great many tiny entries; a vocabulary takes about five times its size). Tensor data is not read.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ MAX_KEY_BYTES = 65535
 DEFAULT_ALIGNMENT = 32
 ALIGNMENTS = tuple(1 << power for power in range(3, 17))
 
-# The fewest bytes an entry can have: key length, one letter, type, value; and name length, one letter,
+# The smallest metadata entry: key length, one letter, type, value. The smallest tensor entry: name length, one letter,
 # number of dims, one dim, type, offset.
 MIN_ENTRY_BYTES = 8 + 1 + 4 + 1
 MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
@@ -46,17 +45,17 @@ _WIDE_NUMBER_CODES = ((10, "<u8"), (11, "<i8"), (12, "<f8"))
 _NUMBERS = MappingProxyType({number: np.dtype(code) for number, code in _NUMBER_CODES + _WIDE_NUMBER_CODES})
 
 NumberArray: TypeAlias = npt.NDArray[np.generic]
-# Scalars and strings are plain Python values. Arrays of numbers or booleans stay read-only numpy arrays of
-# the stored width: as a Python list, small numbers would take forty times the file's bytes.
+# Scalars and strings are plain Python values. Arrays of numbers or booleans stay read-only numpy arrays of the stored
+# width: in a Python list, small numbers would take forty times the memory.
 MetadataValue: TypeAlias = int | float | bool | str | list[str] | NumberArray
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor's bytes lie; they are known to be inside the file and shared with no other tensor."""
+    """Where a tensor's bytes are: inside the file, as was checked, and in no other tensor."""
 
     name: str
-    shape: tuple[int, ...]  # row-major, as torch counts: GGUF's dims reversed
+    shape: tuple[int, ...]  # in torch's order, which is GGUF's reversed
     quantization: str
     offset: int  # in the file
     num_bytes: int
@@ -71,7 +70,7 @@ def read_header(file_name: str, contents: mmap.mmap) -> tuple[dict[str, Metadata
 
 
 class _Cursor:
-    """A place in the file's bytes that only moves forward, and never past their end."""
+    """A reading position in the file that only moves forward, and never past the end."""
 
     def __init__(self, file_name: str, contents: mmap.mmap) -> None:
         self.file_name = file_name
@@ -83,7 +82,7 @@ class _Cursor:
         raise FileFormatError(f"{self.file_name}: {what}")
 
     def skip(self, num_bytes: int, what: str) -> int:
-        """Move past `num_bytes`, which must be there; returns where they start."""
+        """Moves past `num_bytes`, which must be there; returns where they start."""
         start = self.position
         if num_bytes > self.size - start:
             self.fail(f"{what} needs {num_bytes} bytes at {start}, but {self.size - start} are left")
@@ -99,7 +98,7 @@ class _Cursor:
         return number
 
     def count(self, min_bytes_each: int, what: str) -> int:
-        """A u64 that says how many things follow, refused if they cannot fit."""
+        """A u64 that says how many entries follow; refused if so many cannot fit."""
         count = self.u64(f"the number of {what}")
         left = self.size - self.position
         if count > left // min_bytes_each:
@@ -107,7 +106,7 @@ class _Cursor:
         return count
 
     def strings(self, count: int, what: str) -> list[str]:
-        """Start-up waits for this loop (a vocabulary and its merges), hence the local names."""
+        """The next strings. Start-up waits for this loop (a vocabulary and its merges), hence the local names."""
         contents, size, position = self.contents, self.size, self.position
         unpack_length = _U64.unpack_from
         values: list[str] = []
@@ -137,7 +136,7 @@ class _Cursor:
 
     def numbers(self, count: int, dtype: np.dtype[np.generic], what: str) -> NumberArray:
         start = self.skip(count * dtype.itemsize, what)
-        # Slicing copies, so that no view keeps the map from closing; over bytes the array is read-only.
+        # Slicing copies, so no array keeps the file mapped; and an array over bytes is read-only.
         return np.frombuffer(self.contents[start : self.position], dtype=dtype, count=count)
 
     def booleans(self, count: int, what: str) -> npt.NDArray[np.bool_]:
@@ -149,7 +148,7 @@ class _Cursor:
 
 
 def _read_counts(cursor: _Cursor) -> tuple[int, int]:
-    """The numbers of tensors and of metadata entries, once magic and version are known to be ours."""
+    """Checks magic and version; returns the numbers of tensors and of metadata entries."""
     magic = cursor.contents[: len(MAGIC)]
     if magic != MAGIC:
         cursor.fail(f"not a GGUF file: it starts with {magic!r}, not {MAGIC!r}")
@@ -218,7 +217,7 @@ def _read_tensor_infos(cursor: _Cursor, num_tensors: int, alignment: int) -> dic
         if info.offset % alignment:
             cursor.fail(f"tensor {quote(info.name)} has offset {info.offset}, not a multiple of {alignment}")
         tensors[info.name] = info
-    # Offsets count from the first aligned byte after the header, known only now.
+    # Offsets count from the first aligned byte after the header, which is known only now.
     data_start = -(-cursor.position // alignment) * alignment
     for name, info in tensors.items():
         tensors[name] = replace(info, offset=data_start + info.offset)
@@ -227,7 +226,7 @@ def _read_tensor_infos(cursor: _Cursor, num_tensors: int, alignment: int) -> dic
 
 
 def _read_tensor_info(cursor: _Cursor) -> TensorInfo:
-    """One entry of the table, its offset still relative to the start of the data."""
+    """One entry of the table; its offset is still relative to the start of the data."""
     name = cursor.key("a tensor name")
     what = f"tensor {quote(name)}"
     num_dims = cursor.u32(f"the number of dims of {what}")
@@ -265,6 +264,6 @@ def _check_extents(cursor: _Cursor, tensors: Iterable[TensorInfo]) -> None:
 
 
 def quote(value: object) -> str:
-    """The value in quotes for a message, cut where a hostile file made it long."""
+    """The value in quotes, for a message; cut short if a hostile file made it long."""
     text = repr(value[:81] if isinstance(value, str) else value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,11 +1,11 @@
 """The number formats of GGUF tensors: how many bytes a block has, and how to read its weights.
 
-A quantised row is a run of equal blocks; each holds `block_size` small integers and what scales them back.
-Every format is one function in the table at the end. Its input is `blocks`, uint8 of shape
-(num_blocks, block_bytes); it fills `out`, float32 of shape (num_blocks, block_size), on any device.
+A quantised row is a run of equal blocks, each with `block_size` small integers and the scales to turn them back into
+weights. Every format is one function in the table at the end. It reads `blocks`, uint8 (num_blocks, block_bytes), and
+fills `out`, float32 (num_blocks, block_size), on any device.
 
-The products and sums are rounded in the order of the reference (`gguf.quants`), so results are the same bit
-for bit. That is also why no fused operation (addcmul, lerp) appears here: it would round once, not twice.
+Products and sums are rounded in the order of the reference (`gguf.quants`), so that results are the same bit for bit.
+Hence no fused operation (addcmul, lerp) appears here: it would round once instead of twice.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-# Weights dequantised at a time. On a CPU a chunk and its temporaries should stay in the cache between the
-# passes over it, and still be large enough for torch to share it between threads. Elsewhere the launches
-# cost more than the memory traffic.
+# Weights dequantised at a time. On a CPU a chunk and its temporaries should fit in the cache, and yet be large enough
+# for torch to split between threads. On a GPU launches cost more than memory traffic.
 CPU_CHUNK_WEIGHTS = 1 << 19
 DEVICE_CHUNK_WEIGHTS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class QuantFormat:
-    """One number format; `weights_dtype` is what its weights have once read."""
+    """One number format; `weights_dtype` is the dtype of its weights once they are read."""
 
     name: str
     type_id: int  # GGML's number for it
@@ -37,37 +36,15 @@ class QuantFormat:
 
 
 def dequantize(data: Tensor, quant_format: QuantFormat) -> Tensor:
-    """The weights in `data` (contiguous uint8, whole blocks), flat, float32, in new memory on its device."""
-    num_weights = data.numel() // quant_format.block_bytes * quant_format.block_size
-    out = torch.empty(num_weights, dtype=torch.float32, device=data.device)
-    dequantize_into(data, quant_format, out)
-    return out
-
-
-def dequantize_into(data: Tensor, quant_format: QuantFormat, out: Tensor) -> None:
-    """Fill `out` with the weights in `data` (contiguous uint8, whole blocks, on the same device).
-
-    `out` is contiguous and may have any floating dtype; the weights are computed in float32 and rounded once.
-    """
+    """The weights in `data` (contiguous uint8, whole blocks) as a flat float32 tensor on the same device."""
     blocks = data.view(-1, quant_format.block_bytes)
-    rows = out.view(-1, quant_format.block_size)  # (num_blocks, block_size)
-    if len(rows) != len(blocks):
-        raise ValueError(f"{len(blocks)} {quant_format.name} blocks cannot fill {out.numel()} weights")
+    out = torch.empty(len(blocks), quant_format.block_size, dtype=torch.float32, device=data.device)
     weights_per_chunk = CPU_CHUNK_WEIGHTS if data.device.type == "cpu" else DEVICE_CHUNK_WEIGHTS
     num_chunk_blocks = weights_per_chunk // quant_format.block_size
-    scratch = (
-        None
-        if rows.dtype == torch.float32
-        else rows.new_empty((min(num_chunk_blocks, len(rows)), quant_format.block_size), dtype=torch.float32)
-    )
     for start in range(0, len(blocks), num_chunk_blocks):
-        chunk = blocks[start : start + num_chunk_blocks]
-        target = rows[start : start + num_chunk_blocks]
-        if scratch is None:
-            quant_format.dequantize_blocks(chunk, target)
-        else:
-            quant_format.dequantize_blocks(chunk, scratch[: len(chunk)])
-            target.copy_(scratch[: len(chunk)])
+        chunk = slice(start, start + num_chunk_blocks)
+        quant_format.dequantize_blocks(blocks[chunk], out[chunk])
+    return out.view(-1)
 
 
 def dequantize_f32(blocks: Tensor, out: Tensor) -> None:
@@ -155,13 +132,13 @@ def _half(blocks: Tensor, start: int) -> Tensor:
 
 def _unpack_nibbles(packed: Tensor, out: Tensor) -> None:
     """(n, 16) bytes to (n, 32) numbers: first all low nibbles, then all high ones."""
-    packed = packed.contiguous()  # out of the stride of the blocks, once instead of twice
+    packed = packed.contiguous()  # so that the strided blocks are read once, not twice
     out[:, :16] = packed & 0x0F
     out[:, 16:] = packed >> 4
 
 
 def _five_bits(fifth: Tensor, packed: Tensor) -> Tensor:
-    """(n, 4) bytes with a bit per weight and (n, 16) of nibbles, to uint8 (n, 32) in 0..31."""
+    """(n, 4) bytes of fifth bits and (n, 16) bytes of nibbles to uint8 (n, 32) in 0..31."""
     weights = packed.new_empty((len(packed), 32))
     _unpack_nibbles(packed, weights)
     shifts = torch.arange(8, dtype=torch.uint8, device=fifth.device)
@@ -201,7 +178,7 @@ _FORMATS = (
 FORMATS_BY_NAME: Mapping[str, QuantFormat] = MappingProxyType({each.name: each for each in _FORMATS})
 FORMATS_BY_TYPE_ID: Mapping[int, QuantFormat] = MappingProxyType({each.type_id: each for each in _FORMATS})
 
-# GGML's other types, known by name only, so that a refusal can say what it refuses.
+# GGML's other types, by name only, for the message that refuses them.
 _OTHER_TYPE_NAMES: Mapping[int, str] = MappingProxyType(
     {
         4: "Q4_2",

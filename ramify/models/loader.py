@@ -1,4 +1,4 @@
-"""From a ModelConfig to a decoder and a tokenizer, ready to run."""
+"""ModelLoader: a config to a decoder and a tokenizer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 class ModelLoader:
-    """Loads what a config names. Files are found (and fetched, if need be) once."""
+    """Loads what a config names; the files are found, or fetched, once."""
 
     def __init__(self, config: ModelConfig | EngineConfig, say: Callable[[str], None] = lambda _: None) -> None:
         self.config = config.model_config if isinstance(config, EngineConfig) else config
@@ -40,7 +40,7 @@ class ModelLoader:
             self._gguf = GGUFCheckpoint(self.path)
 
     def load_model_and_tokenizer(self, device: str | None = None) -> tuple[Decoder, Tokenizer | None]:
-        """The tokenizer is None where a folder has none: such a model takes token ids."""
+        """The tokenizer is None if the folder has none: such a model takes token ids."""
         tokenizer = self.load_tokenizer()
         return self.load_model(device), tokenizer
 
@@ -71,7 +71,7 @@ class ModelLoader:
         return Tokenizer.from_folder(self.path) if named else None
 
     def _dtype(self, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
-        """auto: the checkpoint's own on a GPU (bfloat16 where the chip has it), float32 on a CPU."""
+        """auto: float32 on a CPU; on a GPU bfloat16 if it has that, else float16, unless the checkpoint is float32."""
         if self.config.dtype != "auto":
             return DTYPES[self.config.dtype]
         if device.type == "cpu":

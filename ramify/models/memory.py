@@ -1,11 +1,11 @@
-"""How much memory this process may take: the machine's, or what the container it runs in is allowed."""
+"""How much memory this process may use: the machine's, or less if its container has a limit."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-# The limit and the use of a control group, as version 2 and version 1 name them.
+# Limit and usage of a control group, in version 2 and in version 1.
 CONTROL_GROUPS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
@@ -18,7 +18,7 @@ def total_memory() -> int:
 
 
 def free_memory() -> int:
-    """Bytes the system could hand out now."""
+    """Bytes that the system could give out now."""
     return min([_available(), *(max(limit - used, 0) for limit, used in _limits())])
 
 
@@ -36,6 +36,6 @@ def _limits() -> list[tuple[int, int]]:
     for limit, used in CONTROL_GROUPS:
         try:
             found.append((int(limit.read_text()), int(used.read_text())))
-        except (OSError, ValueError):  # not this version, or "max": no limit
+        except (OSError, ValueError):  # another version, or "max", which is no limit
             continue
     return found

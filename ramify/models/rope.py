@@ -1,4 +1,4 @@
-"""Rotary positions: which inverse frequencies a checkpoint's scaling rule gives."""
+"""Rotary positions: the inverse frequencies that a checkpoint's scaling gives, and the rotation itself."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Literal
 
 import torch
 
-# Cosines (twice) and sines (minus, then plus), of every position and dimension.
+# Cosines (both halves alike) and sines (the first half negated), for every position and dimension.
 Turns = tuple[torch.Tensor, torch.Tensor]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "factors"]
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """The facts of one checkpoint; each kind reads its own fields."""
+    """What a checkpoint says; each kind of scaling reads its own fields."""
 
     theta: float = 10_000.0
     kind: RopeKind = "default"
@@ -27,7 +27,7 @@ class RopeConfig:
     beta_slow: float = 1.0
     attention_factor: float = 1.0
     truncate: bool = True
-    factors: tuple[float, ...] = ()  # factors: one divisor per frequency, as GGUF files store llama3's rule
+    factors: tuple[float, ...] = ()  # factors: one divisor per frequency, which is how GGUF files store llama3's
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
@@ -48,7 +48,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
-    """How much longer contexts sharpen attention (YaRN, equation 22; DeepSeek's variant with two scales)."""
+    """By how much attention is sharpened for a longer context (YaRN, equation 22, or DeepSeek's with two scales)."""
 
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -59,7 +59,7 @@ def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: f
 
 
 def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
-    """Short wavelengths stay, long ones are divided by the factor, those between are blended."""
+    """High frequencies stay, low ones are divided by the factor, those between are blended."""
     wavelengths = 2 * math.pi / frequencies
     turns = rope.original_max_position_embeddings / wavelengths
     blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
@@ -70,7 +70,7 @@ def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Dimensions that turn often keep their frequency, those that turn less than once are interpolated."""
+    """Dimensions that turn often keep their frequency, those that turn seldom are interpolated, with a ramp between."""
 
     def dimension_of(turns: float) -> float:
         length = rope.original_max_position_embeddings
@@ -88,9 +88,9 @@ def _yarn(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.T
 
 
 def rotate(x: torch.Tensor, turns: Turns) -> torch.Tensor:
-    """x (tokens, heads, head_dim) turned by its position; turns are (tokens, 1, head_dim) each.
+    """x (tokens, heads, head_dim) rotated by its positions; cosines and sines are (tokens, 1, head_dim) each.
 
-    Pairs are (i, i + head_dim / 2), as Hugging Face checkpoints lay them out: rolling by half a head swaps partners,
+    Pairs are (i, i + head_dim / 2), as in Hugging Face checkpoints. Rolling by half a head swaps the two of each pair,
     and the sines carry the sign.
     """
     cosines, sines = turns

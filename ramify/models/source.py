@@ -1,4 +1,4 @@
-"""Where a model's files are: the embedded default, a folder, a .gguf file, or a hub id."""
+"""A model's name to local files: the embedded default, a folder, a .gguf file or a hub id."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ramify.errors import ModelNotFoundError
 from ramify.models import embedded
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-# Weights, facts and text; nothing that could run.
+# Weights, configuration and tokenizer; no code.
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 
 
 def resolve(model: str, say: Callable[[str], None] = lambda _: None) -> Path:
-    """A local folder or .gguf file; fetches the embedded model or a hub snapshot where that is what was named."""
+    """A local folder or .gguf file; the embedded model and hub snapshots are fetched first."""
     if model == embedded.NAME:
         return embedded.fetch(say)
     path = Path(model).expanduser()

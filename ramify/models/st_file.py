@@ -1,4 +1,4 @@
-"""Hugging Face folders: config.json and safetensors files, whole or sharded, memory-mapped."""
+"""Hugging Face folders: config.json and safetensors files, single or sharded, memory-mapped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LARGEST_JSON = 64 * 2**20
 
 
 class SafetensorsCheckpoint:
-    """The tensors of a folder. Opening reads headers only; a tensor is read when its turn comes."""
+    """The tensors of a folder. Opening reads headers only; `tensors` reads one tensor at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.arch = read_architecture(folder)
@@ -40,7 +40,7 @@ class SafetensorsCheckpoint:
         return self._shapes
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        if EMBEDDING in self._shapes:  # first, so that a repeated tied head can be compared with it
+        if EMBEDDING in self._shapes:  # first, so that a tied head stored again can be compared with it
             owner = next(file for file in self._files if EMBEDDING in file.keys())  # noqa: SIM118
             yield EMBEDDING, owner.get_tensor(EMBEDDING)
         for file in self._files:
@@ -57,7 +57,7 @@ def read_architecture(folder: Path) -> Architecture:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; anything else there is a FileFormatError."""
+    """The JSON object in a file; anything else in it raises FileFormatError."""
     try:
         if path.stat().st_size > LARGEST_JSON:
             raise FileFormatError(f"{path.name} is larger than {LARGEST_JSON} bytes")

@@ -1,4 +1,4 @@
-"""Strict filling: every parameter exactly once, nothing left over, shapes checked before anything is allocated."""
+"""Strict loading: every parameter is filled exactly once, no tensor is left over, shapes are checked first."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 class Checkpoint(Protocol):
-    """A source of tensors under canonical names."""
+    """A source of tensors under their Hugging Face names."""
 
     arch: Architecture
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Name and shape of every tensor, known without reading any of them."""
+        """Name and shape of every tensor; no tensor is read for it."""
 
     def tensors(self) -> Iterable[tuple[str, Tensor]]:
-        """Every tensor, one after the other."""
+        """All tensors, read one at a time."""
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """A decoder filled from a checkpoint whose tensors were first found to fit."""
+    """A decoder with the checkpoint's weights; nothing is allocated unless all names and shapes fit."""
     check_shapes(checkpoint.arch, checkpoint.shapes)
     decoder = Decoder(checkpoint.arch, dtype, device)
     fill(decoder, checkpoint.tensors())
@@ -38,13 +38,13 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> De
 
 
 def check_shapes(arch: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises WeightsError unless the names and shapes are exactly what the architecture asks for."""
-    if arch.num_layers > len(shapes):  # before a loop over layers that a damaged file merely claims
+    """Raises WeightsError unless the names and shapes are exactly those of the architecture's parameters."""
+    if arch.num_layers > len(shapes):  # checked before looping over layers, which a damaged file may claim to have
         raise WeightsError(f"{arch.num_layers} layers cannot be filled from {len(shapes)} tensors")
     skeleton = Decoder(arch, torch.float32, torch.device("meta"))
     left_over = dict(shapes)
     if arch.tie_embeddings and left_over.get(TIED_HEAD) == left_over.get(EMBEDDING):
-        left_over.pop(TIED_HEAD, None)  # some tied checkpoints repeat the embedding; `fill` compares them
+        left_over.pop(TIED_HEAD, None)  # some checkpoints store the tied embedding twice; `fill` compares the two
     for name, target in parameters(skeleton):
         shape = left_over.pop(name, None)
         if shape is None:
@@ -57,7 +57,7 @@ def check_shapes(arch: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> N
 
 @torch.inference_mode()
 def fill(decoder: Decoder, stream: Iterable[tuple[str, Tensor]]) -> None:
-    """Copies a stream of (name, tensor) into place; raises WeightsError unless it fills everything exactly once."""
+    """Copies a stream of (name, tensor) into a decoder; WeightsError unless it fills each parameter exactly once."""
     missing = dict(parameters(decoder))
     known = frozenset(missing)
     for name, tensor in stream:
@@ -78,7 +78,7 @@ def fill(decoder: Decoder, stream: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def fill_randomly(decoder: Decoder, seed: int) -> None:
-    """Random weights of a usual size, the same for the same seed: for benchmarks, not for reading."""
+    """Random weights of a usual magnitude, the same for the same seed: for benchmarks, where texts do not matter."""
     generator = torch.Generator(device=decoder.device).manual_seed(seed)
     for name, tensor in parameters(decoder):
         if name.endswith("norm.weight"):

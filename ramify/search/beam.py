@@ -1,13 +1,14 @@
-"""Beam search and diverse (group) beam search, on numbers alone.
+"""Beam search and diverse beam search, on numbers alone.
 
-Each step the likeliest continuations of all running beams of a group stand in one list, best first. Of its first
-`width` entries those that end join the finished ones, which are kept sorted by score = sum of logprobs / length **
-length_penalty, `width` of them. The best entries that do not end are the next running beams. Groups advance in order,
-and a token loses `diversity_penalty` for every beam with which an earlier group goes on by it in the same step.
+Beams compete within their beam group. In each step the likeliest continuations of all its running beams are sorted,
+best first. Those among the first `width` that end become finished beams, of which the `width` best are kept, by score =
+sum of logprobs / length ** length_penalty. The first `width` that do not end are the next running beams. Beam groups
+advance in order, and a token loses `diversity_penalty` for every beam of an earlier beam group that took it in the same
+step.
 
-These are the rules of `transformers`' beam search, group by group; so is the question when to stop:
+These are the rules of `transformers`' beam search for each beam group, and so is the rule when to stop:
 
-    early_stopping   a group is over when it has `width` finished beams and ...
+    early_stopping   a beam group is over when it has `width` finished beams and ...
     True             ... nothing more is asked
     False            ... the best running beam, at its present length, scores no better than the worst of them
     "never"          ... the best running beam scores no better even at the best length it could still reach
@@ -31,12 +32,18 @@ class Finished(NamedTuple):
 
 @dataclass(slots=True)
 class BeamGroup:
-    """Beams that compete with each other: running ones with the sum of their weights, finished ones best first."""
+    """Beams that compete: the running ones with the sum of their weights, the finished ones best first."""
 
     width: int
     running: dict[int, float] = field(default_factory=dict)
     finished: list[Finished] = field(default_factory=list)
     over: bool = False
+
+    def add_finished(self, score: float, child: int) -> None:
+        """Keeps the `width` best."""
+        self.finished.append(Finished(score, child))
+        self.finished.sort(key=_by_score)
+        del self.finished[self.width :]
 
 
 class _Extension(NamedTuple):
@@ -45,7 +52,7 @@ class _Extension(NamedTuple):
 
 
 class BeamSearch:
-    """One request's beams. The root, child 0, is the first beam of every group."""
+    """One request's beams. The root, child 0, is the first beam of every beam group."""
 
     def __init__(
         self,
@@ -64,7 +71,7 @@ class BeamSearch:
         self.longest_output = longest_output
         self.diversity_penalty = diversity_penalty
         self.length = 0
-        self.groups = [BeamGroup(beam_width // num_groups, {0: 0.0}) for _ in range(num_groups)]
+        self.beam_groups = [BeamGroup(beam_width // num_groups, {0: 0.0}) for _ in range(num_groups)]
         self._new_child = count(1)
 
     def advance(self, candidates: Sequence[Candidate]) -> Decisions:
@@ -73,88 +80,85 @@ class BeamSearch:
         by_parent: dict[int, list[Candidate]] = {}
         for candidate in candidates:
             by_parent.setdefault(candidate.parent, []).append(candidate)
-        in_place: set[int] = set()  # parents that one continuation goes on from in place
-        taken: dict[int, int] = {}  # how many running beams of earlier groups took a token
+        in_place: set[int] = set()  # parents whose number one of their continuations has taken over
+        taken: dict[int, int] = {}  # by token, how many beams of earlier beam groups took it
         continued: list[Continuation] = []
         ended: list[Continuation] = []
-        for group in self.groups:
-            if group.over:
+        for beam_group in self.beam_groups:
+            if beam_group.over:
                 continue
-            extensions = self._extensions(group, by_parent, taken)
-            finished = self._finish(group, extensions)
-            running = [item for item in extensions if not self._ends(item)][: group.width]
-            group.running = {}
+            extensions = self._extensions(beam_group, by_parent, taken)
+            finished = self._finish(beam_group, extensions)
+            running = [extension for extension in extensions if not self._ends(extension)][: beam_group.width]
+            beam_group.running = {}
             for total, candidate in running:
                 child = self._name(candidate.parent, in_place)
-                group.running[child] = total
+                beam_group.running[child] = total
                 continued.append(candidate._replace(child=child))
-            for _, candidate in (
-                running or extensions[: group.width]
-            ):  # at the last length all end, and took a token too
+            # At the longest output every beam ends, but it took a token too.
+            for _, candidate in running or extensions[: beam_group.width]:
                 taken[candidate.token_id] = taken.get(candidate.token_id, 0) + 1
             ended += finished
-            group.over = self._is_over(group)
-            if group.over:
-                gone = set(group.running)
-                continued = [item for item in continued if item.child not in gone]
-                group.running = {}
-        kept = {item.child for group in self.groups for item in group.finished}
-        ended = [item for item in ended if item.child in kept]
-        return Decisions(continued, ended, over=all(group.over for group in self.groups))
+            beam_group.over = self._is_over(beam_group)
+            if beam_group.over:
+                gone = set(beam_group.running)
+                continued = [continuation for continuation in continued if continuation.child not in gone]
+                beam_group.running = {}
+        kept = {beam.child for beam_group in self.beam_groups for beam in beam_group.finished}
+        ended = [continuation for continuation in ended if continuation.child in kept]
+        return Decisions(continued, ended, over=all(beam_group.over for beam_group in self.beam_groups))
 
     def ranking(self) -> list[Standing]:
-        """Finished beams of all groups by score, then, while the search goes on, running ones by theirs so far."""
+        """Finished beams of all beam groups, best first; then running ones, by their score so far."""
         finished = [
-            Standing(item.child, item.score, True, number)
-            for number, group in enumerate(self.groups)
-            for item in group.finished
+            Standing(beam.child, beam.score, True, number)
+            for number, beam_group in enumerate(self.beam_groups)
+            for beam in beam_group.finished
         ]
         running = [
             Standing(child, self._score(total, self.length) if self.length else 0.0, False, number)
-            for number, group in enumerate(self.groups)
-            for child, total in group.running.items()
+            for number, beam_group in enumerate(self.beam_groups)
+            for child, total in beam_group.running.items()
         ]
         return sorted(finished, key=_by_score) + sorted(running, key=_by_score)
 
-    # -- one group -------------------------------------------------------------------------------------------
+    # -- one beam group --------------------------------------------------------------------------------------
 
     def _extensions(
-        self, group: BeamGroup, by_parent: dict[int, list[Candidate]], taken: dict[int, int]
+        self, beam_group: BeamGroup, by_parent: dict[int, list[Candidate]], taken: dict[int, int]
     ) -> list[_Extension]:
-        """The group's continuations, best first; a token without probability is none."""
+        """Its continuations, best first, without impossible tokens."""
         extensions = [
             _Extension(total + candidate.weight - self.diversity_penalty * taken.get(candidate.token_id, 0), candidate)
-            for parent, total in group.running.items()
+            for parent, total in beam_group.running.items()
             for candidate in by_parent.get(parent, ())
             if candidate.weight > float("-inf")
         ]
-        return sorted(extensions, key=lambda item: -item.total)
+        return sorted(extensions, key=lambda extension: -extension.total)
 
-    def _finish(self, group: BeamGroup, extensions: list[_Extension]) -> list[Continuation]:
-        """Takes what ends among the first `width` into the finished beams; returns what was taken."""
+    def _finish(self, beam_group: BeamGroup, extensions: list[_Extension]) -> list[Continuation]:
+        """Makes finished beams of those among the first `width` that end; returns all of these."""
         ended = []
-        for total, candidate in filter(self._ends, extensions[: group.width]):
+        for total, candidate in filter(self._ends, extensions[: beam_group.width]):
             child = next(self._new_child)
-            group.finished.append(Finished(self._score(total, self.length), child))
+            beam_group.add_finished(self._score(total, self.length), child)
             ended.append(candidate._replace(child=child))
-        group.finished.sort(key=lambda item: -item.score)
-        del group.finished[group.width :]
         return ended
 
-    def _ends(self, item: _Extension) -> bool:
-        return self.length >= self.longest_output or item.candidate.token_id in self.end_token_ids
+    def _ends(self, extension: _Extension) -> bool:
+        return self.length >= self.longest_output or extension.candidate.token_id in self.end_token_ids
 
-    def _is_over(self, group: BeamGroup) -> bool:
-        if not group.running:
+    def _is_over(self, beam_group: BeamGroup) -> bool:
+        if not beam_group.running:
             return True
-        if len(group.finished) < group.width:
+        if len(beam_group.finished) < beam_group.width:
             return False
         if self.early_stopping is True:
             return True
         reach = self.length
         if self.early_stopping == "never" and self.length_penalty > 0:
             reach = self.longest_output
-        return self._score(max(group.running.values()), reach) <= group.finished[-1].score
+        return self._score(max(beam_group.running.values()), reach) <= beam_group.finished[-1].score
 
     def _score(self, total: float, length: int) -> float:
         try:
@@ -166,12 +170,12 @@ class BeamSearch:
             return float("-inf") if total < 0 else 0.0
 
     def _name(self, parent: int, in_place: set[int]) -> int:
-        """The parent's own number for the first that goes on from it, new ones for others."""
+        """The number of a continuation: the parent's own for the first one, a new one for every other."""
         if parent in in_place:
             return next(self._new_child)
         in_place.add(parent)
         return parent
 
 
-def _by_score(item: Standing) -> float:
-    return -item.score
+def _by_score(beam: Standing | Finished) -> float:
+    return -beam.score

@@ -1,7 +1,7 @@
-"""Parents and children by name, for callers who run children as requests of their own.
+"""Parent requests and their children, for callers who run every child as a request of its own.
 
 Inside the engine a `Group` does this with sequences that share the prompt's blocks. Here a child is a name and a
-CompletionOutput, and the same rules hold: which children there are, how they are ranked, what is due to the caller.
+CompletionOutput. The rules are the same: which children there are, how they are ranked, what is due to the caller.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ramify.search.ranking import BestOfNFilter
 
 
 class ParentOutput(NamedTuple):
-    """What is due to the caller of a parent, with the names of RequestOutput."""
+    """What is due to a parent's caller; its fields are named as those of RequestOutput."""
 
     request_id: str
     outputs: list[CompletionOutput]
@@ -28,11 +28,11 @@ class ParentOutput(NamedTuple):
 
 @dataclass(eq=False)
 class ParentRequest:
-    """One request and the children that are drawn for it: best_of of them where that is given, else n.
+    """One request and its children: best_of of them if that is given, else n.
 
-    Child i is named after its parent as the engine names sequences, `{request_id}-{i}`. Its noise is keyed by the pair
-    (seed, i), never by a sum of the two: children of parents whose seeds lie side by side do not meet, and child i of
-    n = 4 is child i of n = 64.
+    Child i is named `{request_id}-{i}`, as the engine names sequences. Its noise is keyed by the pair (seed, i), never
+    by their sum: children of parents with neighbouring seeds draw different noise, and child i of n = 4 is child i of
+    n = 64.
     """
 
     request_id: str
@@ -54,7 +54,7 @@ class ParentRequest:
             raise InvalidInputError(
                 "output_kind 'growth' tells of steps, and a parent sees none: give the request to the engine"
             )
-        # All children want the same; a frozen object can be everybody's. Deltas are cut here, from whole outputs.
+        # One frozen object serves all children. Deltas are cut here, from their cumulative outputs.
         self._child_params = replace(
             params,
             n=1,
@@ -79,12 +79,12 @@ class ParentRequest:
         return self._num_finished == self.best_of
 
     def get_child_info(self, index: int) -> tuple[str, SamplingParams]:
-        """A child's name, and what is wanted from it."""
+        """A child's name and its sampling parameters."""
         params = self._get_child_sampling_params(index)
         return f"{self.request_id}-{index}", params
 
     def get_child_index(self, child_request_id: str) -> int:
-        """Which child has this name: with the seed, the key of its noise."""
+        """The number of the child with this name: with the seed, the key of its noise."""
         parent_id, _, number = child_request_id.rpartition("-")
         index = int(number) if number.isascii() and number.isdigit() else self.best_of
         if parent_id != self.request_id or index >= self.best_of or str(index) != number:
@@ -92,7 +92,7 @@ class ParentRequest:
         return index
 
     def record_child_output(self, child_request_id: str, completion: CompletionOutput) -> ParentOutput:
-        """Takes all that a child has so far; returns what is due: the end alone, or by output kind each growth."""
+        """Takes a child's cumulative output; returns what the output kind makes due now, often nothing."""
         index = self.get_child_index(child_request_id)
         before = self._completions.get(index)
         if before is not None and before.finished():
@@ -103,12 +103,12 @@ class ParentRequest:
         return ParentOutput(self.request_id, self._due(completion), self.all_finished)
 
     def _get_child_sampling_params(self, index: int) -> SamplingParams:
-        """One output each, by the parent's seed: the index is the other half of a child's key."""
+        """The same for all children, the parent's seed included: the index is the other half of a child's key."""
         check.integer("index", index, 0, self.best_of - 1)
         return self._child_params
 
     def _get_final_outputs(self) -> list[CompletionOutput]:
-        """All in order, or the n best, best first, of the children that are there."""
+        """All children's outputs so far in their order or, with best_of, the n best of them, best first."""
         completions = [self._completions[index] for index in sorted(self._completions)]
         if self.best_of == self.n:
             return completions
@@ -118,7 +118,7 @@ class ParentRequest:
         kind = self.sampling_params.output_kind
         if kind is OutputKind.FINAL_ONLY:
             return self._get_final_outputs() if self.all_finished else []
-        if self.best_of > self.n:  # any child may change the order of all
+        if self.best_of > self.n:  # this child may have changed the ranking of all
             return self._get_final_outputs()
         return [self._delta(completion) if kind is OutputKind.DELTA else completion]
 
@@ -134,9 +134,9 @@ class ParentRequest:
 
 
 class ParallelSamplingManager:
-    """Many parents at once: who is whose child, what came back, and counts of it all.
+    """Many parent requests at once: their children, their outputs, and counts over all of them.
 
-    A parent is kept until `finish_parent`; then nothing of it stays but the counts.
+    A parent is kept until `finish_parent`; after that, only the counts remember it.
     """
 
     def __init__(self) -> None:
@@ -161,20 +161,20 @@ class ParallelSamplingManager:
         return parent
 
     def get_child_requests(self, parent: ParentRequest) -> list[tuple[str, SamplingParams]]:
-        """The requests to run: every child's name, and what is wanted from it."""
+        """The requests to run: every child's name and sampling parameters."""
         if self._parents.get(parent.request_id) is not parent:
             raise InvalidInputError(f"request {parent.request_id!r} is not, or no longer, a parent here")
         return self._children_of(parent)
 
     def record_output(self, request_id: str, completion: CompletionOutput) -> ParentOutput | None:
-        """What is due to the parent's caller after this output of a child; None if the name is not a child's."""
+        """Takes a child's cumulative output; returns what is due to its parent's caller. None if it is no child."""
         parent_id = self._parent_of.get(request_id)
         return None if parent_id is None else self._parents[parent_id].record_child_output(request_id, completion)
 
     def finish_parent(self, parent_id: str, stats: IterationStats | None = None) -> ParentRequest | None:
-        """Forgets a parent and its children, whether they have ended or not; None if there is none of that name.
+        """Forgets a parent and its children, ended or not; returns None if there is no parent of that name.
 
-        `stats`, where given, observes a parent whose children had all ended.
+        If all its children have ended, `stats` observes it.
         """
         parent = self._parents.pop(parent_id, None)
         if parent is None:
@@ -190,7 +190,7 @@ class ParallelSamplingManager:
         return parent
 
     def get_parent(self, request_id: str) -> ParentRequest | None:
-        """The parent of that name, or the parent of the child of that name."""
+        """The parent with this name, or the parent of the child with this name."""
         return self._parents.get(self._parent_of.get(request_id, request_id))
 
     def is_child_request(self, request_id: str) -> bool:

@@ -1,7 +1,7 @@
-"""Beam search and diverse sampling step by step, for callers who compute the logprobs themselves.
+"""Beam search and diverse sampling, token by token, for callers who compute the logprobs themselves.
 
-The rules are the engine's own: beams are a `BeamSearch`, and a token loses the diversity penalty for every earlier
-sibling that took it at the same step.
+The rules are the engine's: beams are a `BeamSearch`, and a token loses the diversity penalty for every earlier sibling
+that took it at the same position.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ramify import validation as check
 from ramify.errors import InvalidInputError
 from ramify.sampling_params import MAX_SAMPLES, MAX_TOKENS, SamplingParams
 from ramify.search.advance import Candidate
-from ramify.search.beam import BeamSearch, Finished
+from ramify.search.beam import BeamSearch
 
 TokenScores = Iterable[tuple[int, float]] | Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
 class BeamState:
-    """A beam as it stands. `score` is the sum divided by length ** length_penalty, once a search has ranked it."""
+    """A beam as it is now. `score` is its logprob / length ** length_penalty, once a search has ranked it."""
 
     token_ids: tuple[int, ...] = ()
     cumulative_logprob: float = 0.0
@@ -29,28 +29,25 @@ class BeamState:
     score: float | None = None
 
     def extend(self, token_id: int, logprob: float) -> BeamState:
-        """A new beam, longer by one token; this one stays as it is and may be extended otherwise."""
+        """A new beam, longer by one token; this one stays as it is and may be extended again."""
         if self.finished:
             raise InvalidInputError("a finished beam cannot be extended")
         return BeamState((*self.token_ids, token_id), self.cumulative_logprob + logprob)
 
 
 class _Search(BeamSearch):
-    """A beam search whose beams may also be ended from outside, after a token that is no end token."""
+    """A beam search whose caller may also end a beam, after any token."""
 
     def end(self, child: int) -> None:
-        for group in self.groups:
-            if child in group.running:
-                score = self._score(group.running.pop(child), self.length)
-                group.finished.append(Finished(score, child))
-                group.finished.sort(key=lambda item: -item.score)
-                del group.finished[group.width :]
-                group.over = self._is_over(group)
-                if group.over:
-                    group.running = {}
+        for beam_group in self.beam_groups:
+            if child in beam_group.running:
+                beam_group.add_finished(self._score(beam_group.running.pop(child), self.length), child)
+                beam_group.over = self._is_over(beam_group)
+                if beam_group.over:
+                    beam_group.running = {}
 
     def running(self) -> set[int]:
-        return {child for group in self.groups for child in group.running}
+        return {child for beam_group in self.beam_groups for child in beam_group.running}
 
 
 @dataclass(slots=True)
@@ -61,16 +58,16 @@ class _Beams:
 
     def forget_losers(self) -> None:
         self.states = {
-            item.child: replace(self.states[item.child], finished=item.finished, score=item.score)
-            for item in self.search.ranking()
+            beam.child: replace(self.states[beam.child], finished=beam.finished, score=beam.score)
+            for beam in self.search.ranking()
         }
 
 
 class BeamSearchManager:
-    """Beam searches of many requests, one step at a time.
+    """Beam searches of many requests, one token at a time.
 
-    `early_stopping` says when a search with `beam_width` finished beams is over: True, at once; False, when the best
-    running beam scores no better now than the worst finished one; "never", when it could not even at `longest_output`.
+    `early_stopping` says when a search with `beam_width` finished beams is over. True: at once. False: when the best
+    running beam now scores no better than the worst finished one. "never": when it could not even at `longest_output`.
     """
 
     def __init__(
@@ -94,7 +91,7 @@ class BeamSearchManager:
         self._requests: dict[str, _Beams] = {}
 
     def init_request(self, request_id: str) -> list[BeamState]:
-        """Begins a search; returns its one beam, which is empty."""
+        """Begins a search; returns its only beam, which is empty."""
         if request_id in self._requests:
             raise InvalidInputError(f"request_id {request_id!r} is in use")
         search = _Search(
@@ -108,11 +105,11 @@ class BeamSearchManager:
         return list(beams.states.values())
 
     def update_beams(self, request_id: str, token_scores: Sequence[TokenScores]) -> list[BeamState]:
-        """One step: for every beam as last returned, its likeliest tokens and their logprobs.
+        """Extends the beams by one token. `token_scores`: for every beam as last returned, likely tokens and logprobs.
 
-        Returns the beams that go on, best first; none when the search is over. A step is exact if every beam brings at
-        least beam_width tokens that are no end tokens, and all end tokens that are likelier than those. What is
-        brought for a beam that was marked finished since is not looked at.
+        Returns the beams that go on, best first; none when the search is over. The result is exact if every beam comes
+        with its beam_width likeliest tokens that are no end tokens, and all end tokens likelier than those. The scores
+        of a beam that was marked finished since are ignored.
         """
         beams = self._beams(request_id)
         if len(token_scores) != len(beams.listed):
@@ -127,10 +124,10 @@ class BeamSearchManager:
             for token_id, logprob in (scores.items() if isinstance(scores, Mapping) else scores)
         ]
         decisions = beams.search.advance(candidates)
-        # Every continuation is made from its parent as it was, also where the parent itself goes on in place.
+        # Gathered first: a continuation that goes on in place replaces its parent, which others may extend too.
         grown = {
-            item.child: beams.states[item.parent].extend(item.token_id, item.logprob)
-            for item in (*decisions.continued, *decisions.ended)
+            continuation.child: beams.states[continuation.parent].extend(continuation.token_id, continuation.logprob)
+            for continuation in (*decisions.continued, *decisions.ended)
         }
         beams.states |= grown
         beams.forget_losers()
@@ -138,7 +135,7 @@ class BeamSearchManager:
         return [beams.states[child] for child in beams.listed]
 
     def mark_finished(self, request_id: str, beam_idx: int) -> None:
-        """Ends a beam, named by its place among those last returned: a stop string was found, say."""
+        """Ends a beam, for instance at a stop string; `beam_idx` is its index in the list last returned."""
         beams = self._beams(request_id)
         check.integer("beam_idx", beam_idx, 0, len(beams.listed) - 1)
         child = beams.listed[beam_idx]
@@ -150,12 +147,12 @@ class BeamSearchManager:
         beams.forget_losers()
 
     def get_best_sequences(self, request_id: str, n: int = 1) -> list[BeamState]:
-        """The n best with their scores: finished beams first, then, while the search goes on, running ones."""
+        """The n best beams with their scores: finished ones first, then, while the search goes on, running ones."""
         check.integer("n", n, 1, MAX_SAMPLES)
         return list(self._beams(request_id).states.values())[:n]
 
     def finish_request(self, request_id: str) -> None:
-        """Forgets a search, over or not."""
+        """Forgets a search, whether it is over or not."""
         self._beams(request_id)
         del self._requests[request_id]
 
@@ -166,15 +163,15 @@ class BeamSearchManager:
 
 
 def _weight(logprob: float) -> float:
-    """Minus infinity is a token that cannot be; nothing else that is not finite is a logprob."""
+    """Minus infinity stands for an impossible token; any other logprob must be finite."""
     return logprob if logprob == float("-inf") else check.number("logprob", logprob)
 
 
 class DiverseSamplingManager:
     """Siblings that push each other apart: the Hamming penalty of diverse sampling.
 
-    Siblings draw in order within a step. A group is `group_size` neighbours that leave each other alone, as the beams
-    of one group do; with groups of one, the default, every sibling is pushed by all before it.
+    At each position siblings draw in order. `group_size` neighbours do not push each other, as the beams of one beam
+    group do not; with 1, the default, every sibling is pushed by all before it.
     """
 
     def __init__(self, diversity_penalty: float = 0.5, group_size: int = 1) -> None:
@@ -189,15 +186,17 @@ class DiverseSamplingManager:
         self._outputs[request_id] = [[] for _ in range(n)]
 
     def compute_diversity_penalty(self, request_id: str, sample_idx: int, token_id: int) -> float:
-        """What to take from the token's logit, before the temperature: the penalty, as often as siblings of earlier
-        groups took this token at the step that this sibling is at."""
+        """What to subtract from the token's logit, before the temperature.
+
+        The penalty, times the number of siblings before this one's neighbours that took the token at this position.
+        """
         outputs = self._siblings(request_id, sample_idx)
-        step = len(outputs[sample_idx])
+        position = len(outputs[sample_idx])
         earlier = outputs[: sample_idx - sample_idx % self.group_size]
-        return self.diversity_penalty * sum(output[step : step + 1] == [token_id] for output in earlier)
+        return self.diversity_penalty * sum(output[position : position + 1] == [token_id] for output in earlier)
 
     def record_token(self, request_id: str, sample_idx: int, token_id: int) -> None:
-        """A sibling has drawn, and is a step further."""
+        """Tells that a sibling has drawn a token."""
         self._siblings(request_id, sample_idx)[sample_idx].append(token_id)
 
     def finish_request(self, request_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Which outputs are best: the scores that rank best-of-n."""
+"""The scores that rank best-of-n."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def score_function(score: Score) -> ScoreFunction:
 
 
 def rank(outputs: Iterable[tuple[CompletionOutput, bool]], score: Score) -> list[CompletionOutput]:
-    """All of (output, is empty), best first, each with its score; of equals the lower index goes first.
+    """All outputs, given as (output, is empty), best first, each with its score; ties go to the lower index.
 
-    An output with no token before its end has lost nothing and says nothing: it ranks last, whatever its logprob.
+    An empty output (no token before its end) would often have the best logprob, but says nothing: it ranks last.
     """
     function = score_function(score)
     scored = [
@@ -32,9 +32,9 @@ def rank(outputs: Iterable[tuple[CompletionOutput, bool]], score: Score) -> list
 
 
 class BestOfNFilter:
-    """Chooses the best of finished outputs, as `best_of` does inside the engine.
+    """Selects the best finished outputs, as `best_of` does inside the engine.
 
-    `score_fn` is what `SamplingParams.score` may be: a function of an output, or the name of a known one.
+    `score_fn` is what `SamplingParams.score` may be: a function of an output, or the name of one.
     """
 
     def __init__(self, score_fn: Score | None = None) -> None:
@@ -43,18 +43,18 @@ class BestOfNFilter:
         self.score_fn: Score = score_fn if score_fn is not None else self._default_score
 
     def _default_score(self, output: CompletionOutput) -> float:
-        """The model's own logprob of all of it."""
+        """The model's logprob of the whole output."""
         return _cumulative_logprob(output)
 
     def select_best(self, outputs: Iterable[CompletionOutput], n: int = 1) -> list[CompletionOutput]:
         """The n best, best first; `index` becomes the rank and `score` what was ranked by. Empty outputs come last."""
         check.integer("n", n, 1)
         ranked = rank([(output, output.is_empty()) for output in outputs], self.score_fn)
-        return [replace(output, index=place) for place, output in enumerate(ranked[:n])]
+        return [replace(output, index=index) for index, output in enumerate(ranked[:n])]
 
 
 def _checked(score: float) -> float:
-    """NaN is neither above nor below anything: one of them would shuffle all the others."""
+    """Refuses NaN, which compares with nothing: a single one would spoil the whole order."""
     if math.isnan(score):
         raise check.refuse("score", score, "a number that can be compared")
     return float(score)

@@ -1,4 +1,4 @@
-"""ChatTemplate: a conversation to the text a model was trained on."""
+"""ChatTemplate: a conversation to the text that a model was trained on."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from ramify.text.messages import plain_data, validate_messages
 from ramify.text.template_limits import Budget, LimitError
 from ramify.text.template_sandbox import LimitedEnvironment
 
-__all__ = ["ChatTemplate", "validate_messages"]
-
-# The longest templates have some ten thousand characters; compiling this many can take seconds.
+# The longest real templates have some ten thousand characters; compiling as many as this can take seconds.
 _MAX_SOURCE_CHARACTERS = 128 * 1024
 _MAX_DATE_FORMAT_CHARACTERS = 256
-# `transformers` always hands these over, so templates ask whether they are none, not if they are defined.
+# `transformers` always passes these, so templates test them for none without testing whether they are defined.
 _ALWAYS_DEFINED = ("tools", "documents")
 
 
 class ChatTemplate:
-    """A compiled chat template. Rendering gives what `transformers` gives, or ChatTemplateError.
+    """A compiled chat template. It renders what `transformers` would, or raises ChatTemplateError.
 
-    The template is not trusted: it runs in Jinja's sandbox, sees plain data only, and stops at the limits for
-    time and size. One template may be rendered from several threads at once.
+    The template is not trusted: it runs in Jinja's sandbox, sees plain data only, and is stopped at limits on time and
+    size. Several threads may render one template at once.
     """
 
     def __init__(
@@ -42,7 +40,6 @@ class ChatTemplate:
             raise ChatTemplateError(
                 f"the chat template has {len(source)} characters, more than {_MAX_SOURCE_CHARACTERS}"
             )
-        self.source = source
         self._special_tokens = dict(special_tokens)
         self._max_output_characters = max_output_characters
         self._time_limit_seconds = time_limit_seconds
@@ -59,20 +56,16 @@ class ChatTemplate:
         except RecursionError:
             raise ChatTemplateError("the chat template is nested too deeply") from None
         except Exception as error:
-            # Whatever Jinja or Python's compiler says of generated code that is too large or too deep.
+            # Whatever Jinja or Python's compiler raises for generated code that is too large or too deep.
             raise ChatTemplateError(f"the chat template cannot be compiled: {_said(error)}") from None
-        self._variables = frozenset(names - self._environment.globals.keys())
-
-    def variables(self) -> frozenset[str]:
-        """The names the template reads from outside."""
-        return self._variables
+        self._variables = names - self._environment.globals.keys()  # what the template reads from outside
 
     def render(
         self, /, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any
     ) -> str:
-        """The text of `messages`; `kwargs` are further variables (`tools`, `enable_thinking`).
+        """The text of `messages`; `kwargs` are further variables, such as `tools` or `enable_thinking`.
 
-        Names that the template does not read are refused, since they would do nothing.
+        A variable that the template does not read is refused, since it would do nothing.
         """
         unknown = sorted(kwargs.keys() - self._variables)
         if unknown:
@@ -106,12 +99,12 @@ class ChatTemplate:
         except RecursionError:
             raise ChatTemplateError("the chat template calls itself too deeply") from None
         except Exception as error:
-            # Template code can fail in every way Python code can.
+            # Template code can fail in all the ways in which Python code can.
             raise ChatTemplateError(f"the chat template failed: {_said(error)}") from None
 
 
 def _said(error: Exception) -> str:
-    """What an error says, with its kind where Python raised it and not a template on purpose."""
+    """An error's message, with its type unless a template raised it on purpose."""
     return str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
 
 

@@ -1,4 +1,4 @@
-"""TextCodec: what an engine and its callers need between text and token ids."""
+"""TextCodec: all that an engine and its callers need to turn text into token ids and back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Message = Mapping[str, Any]
 
 
 class TextCodec:
-    """A model's tokenizer and chat template; where it has none, what needs one is refused and text stays empty."""
+    """A model's tokenizer and chat template. Without a tokenizer, encoding is refused and all text is empty."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.tokenizer = tokenizer
@@ -34,13 +34,13 @@ class TextCodec:
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word as tokens, at the beginning of a text and after a space."""
+        """Each word's tokens, both at the beginning of a text and after a space."""
         spellings = [spelling for word in words for spelling in (word, f" {word.lstrip()}")]
         encoded = [tuple(self.encode(spelling, add_special_tokens=False)) for spelling in spellings]
-        return tuple(dict.fromkeys(item for item in encoded if item))
+        return tuple(dict.fromkeys(token_ids for token_ids in encoded if token_ids))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of whole lists of ids, special tokens written out; empty where there is no tokenizer."""
+        """The text of a whole list of ids, special tokens written out; empty without a tokenizer."""
         if self.tokenizer is None:
             return ""
         return self.tokenizer.decode(token_ids, skip_special_tokens=False)
@@ -49,7 +49,7 @@ class TextCodec:
         return self.decode([token_id])
 
     def token_bytes(self, token_id: int) -> list[int]:
-        """The bytes a token stands for, also where they are only a part of a character."""
+        """The bytes that a token stands for, even if they are only part of a character."""
         token = None if self.tokenizer is None else self.tokenizer.id_to_token(token_id)
         if self.tokenizer is None or token is None:
             return []
@@ -60,7 +60,7 @@ class TextCodec:
         return list(self.decode_token(token_id).encode("utf-8"))
 
     def make_stream(self, params: SamplingParams) -> TextStream:
-        """An empty text that grows by tokens, as these parameters want it."""
+        """An empty TextStream with the stop strings and options of these parameters."""
         detokenizer = None
         if self.tokenizer is not None and params.detokenize:
             detokenizer = IncrementalDetokenizer(self.tokenizer, skip_special_tokens=params.skip_special_tokens)
@@ -74,7 +74,7 @@ class TextCodec:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> str:
-        """The text that a conversation becomes, by the model's own template unless another is given."""
+        """The text of a conversation, by the model's own chat template unless another is given."""
         template = self.chat_template
         if chat_template is not None:
             special_tokens = {} if self.tokenizer is None else self.tokenizer.special_tokens

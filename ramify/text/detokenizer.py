@@ -7,39 +7,31 @@ from ramify.text.tokenizer import Tokenizer
 
 
 class IncrementalDetokenizer:
-    """Decodes a growing list of ids.
+    """Decodes ids one at a time.
 
-    Promise: all that `push` and `flush` returned, joined, is `tokenizer.decode(all ids)`, also where the ids
-    spell no valid UTF-8. Text comes out as soon as no later token can change it; a push costs the length of
-    its own token, however much came before. How each kind of decoder keeps this is told in `token_text`.
+    What `push` and `flush` return, joined, is `tokenizer.decode(all ids)`, even if the ids spell no valid UTF-8. Text
+    is returned as soon as no later token can change it, and a push takes time for its own token only, however many came
+    before. `token_text` says how each kind of decoder does this.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._assembler: TextAssembler = assembler_for(tokenizer)
-        self._pieces: list[str] = []
-
-    @property
-    def text(self) -> str:
-        """Everything returned so far."""
-        if len(self._pieces) > 1:
-            self._pieces = ["".join(self._pieces)]
-        return self._pieces[0] if self._pieces else ""
 
     def push(self, token_id: int) -> str:
-        """Take one more token; return the text that became certain by it, often none."""
+        """Takes one more token; returns the text that is now certain, which may be none."""
         if token_id in self._skipped:
             return ""
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             # As in `decode`: an id without a token has no text.
             return ""
-        return self._keep(self._assembler.push(token))
+        return self._assembler.push(token)
 
     def flush(self) -> str:
-        """End the text: return what was held back. Nothing may be pushed afterwards."""
-        return self._keep(self._assembler.flush())
+        """Ends the text and returns what was held back. Nothing may be pushed afterwards."""
+        return self._assembler.flush()
 
     def fork(self) -> IncrementalDetokenizer:
         """An independent copy: what is pushed to one is not seen by the other."""
@@ -47,10 +39,4 @@ class IncrementalDetokenizer:
         copy._tokenizer = self._tokenizer
         copy._skipped = self._skipped
         copy._assembler = self._assembler.fork()
-        copy._pieces = [self.text]
         return copy
-
-    def _keep(self, text: str) -> str:
-        if text:
-            self._pieces.append(text)
-        return text

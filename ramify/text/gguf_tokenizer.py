@@ -1,4 +1,4 @@
-"""The tokenizer that the metadata of a GGUF file describes."""
+"""The tokenizer that a GGUF file's metadata describes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's visible space
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
-    """Build the tokenizer from `tokenizer.*` keys; arrays may be lists or numpy arrays.
+    """Builds the tokenizer from `tokenizer.*` keys; arrays may be lists or numpy arrays.
 
-    Generation ends at any of the tokens named as end of sequence, of turn or of message (llama.cpp ends at
-    all three). llama.cpp also guesses further ones by their spelling; we trust the file alone.
+    Generation ends at the tokens named as end of sequence, of turn and of message, as in llama.cpp. llama.cpp also
+    guesses further ones by their spelling; we go by the file alone.
     """
     kind = metadata.get("tokenizer.ggml.model")
     if kind is None:
@@ -38,7 +38,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
             else _sentencepiece_backend(vocabulary, metadata)
         )
         _add_special_tokens(backend, vocabulary)
-    # llama.cpp's choices where the file says nothing.
+    # The defaults are llama.cpp's.
     add_bos = optional_bool(metadata, "add_bos_token", default=kind == "llama" or pre == "llama-bpe")
     add_eos = optional_bool(metadata, "add_eos_token", default=False)
     ids = _role_ids(vocabulary, metadata, kind)
@@ -67,7 +67,7 @@ def _byte_level_backend(vocabulary: Vocabulary, metadata: Mapping[str, Any], pre
     merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list) or not set(map(type, merges)) <= {str}:
         raise FileFormatError("tokenizer.ggml.merges must be an array of texts")
-    # No piece has a space of its own: the byte-level alphabet spells it otherwise.
+    # No piece contains a space: the byte-level alphabet has another character for it.
     pairs = [tuple(merge.split(" ")) for merge in merges]
     if not set(map(len, pairs)) <= {2}:
         wrong = next(merge for merge, pair in zip(merges, pairs, strict=True) if len(pair) != 2)
@@ -107,28 +107,28 @@ def _sentencepiece_backend(vocabulary: Vocabulary, metadata: Mapping[str, Any]) 
         fuse_unk=True,
         byte_fallback=True,
     )
-    steps: list[decoders.Decoder] = [
+    stages: list[decoders.Decoder] = [
         decoders.Replace(_SPACE, " "),
         decoders.ByteFallback(),
         decoders.Fuse(),
     ]
     if optional_bool(metadata, "add_space_prefix", default=True):
-        # As llama.cpp has it, the text behind every special token gets its own space.
+        # As in llama.cpp, the text after every special token gets a space of its own.
         backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
-        steps.append(decoders.Strip(" ", 1, 0))
+        stages.append(decoders.Strip(" ", 1, 0))
     else:
         backend.normalizer = normalizers.Replace(" ", _SPACE)
-    backend.decoder = decoders.Sequence(steps)
+    backend.decoder = decoders.Sequence(stages)
     return backend
 
 
 def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """All pairs of pieces that make a piece, best first, so that merging by rank is merging by score.
 
-    SentencePiece breaks a tie between two pairs of equal score by place in the text, leftmost first, which
-    ranks cannot say. Scores of trained models differ, so ties are only between cuts of one piece; the longer
-    left part goes first, as merging from the left leaves the short rest at the right. Pieces marked unused
-    take no part, where SentencePiece would merge and then split them again.
+    SentencePiece breaks ties by position in the text, leftmost first, which ranks cannot express. Since the scores of a
+    trained model differ, only different cuts of the same piece tie. Of these the one with the longer left part goes
+    first, because merging from the left leaves the short rest at the right. Unused pieces are left out; SentencePiece
+    would merge them and split them again.
     """
     scores = vocabulary.scores
     if scores is None:
@@ -153,7 +153,7 @@ def _backend(vocabulary: Vocabulary, merges: Sequence[tuple[str, ...]], **option
             models.BPE(vocab=vocabulary.id_of_token, merges=cast(list[tuple[str, str]], merges), **options)
         )
     except Exception as error:
-        # For instance a merge of pieces that are not in the vocabulary.
+        # For instance, a merge of pieces that are not in the vocabulary.
         raise FileFormatError(f"the GGUF tokenizer's vocabulary and merges do not fit: {error}") from None
 
 
@@ -171,7 +171,7 @@ def _add_special_tokens(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -
 
 
 def _role_ids(vocabulary: Vocabulary, metadata: Mapping[str, Any], kind: str) -> dict[str, int]:
-    # SentencePiece's customary places, which llama.cpp assumes too.
+    # SentencePiece's customary ids, which llama.cpp assumes too.
     defaults = {"bos_token": 1, "eos_token": 2} if kind == "llama" and len(vocabulary.tokens) > 2 else {}
     ids = {}
     for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
@@ -201,7 +201,7 @@ def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     templates = {}
     for name, value in metadata.items():
         if name == f"{key}s" or (name != key and not name.startswith(f"{key}.")):
-            continue  # the plural lists the names only
+            continue  # the plural key only lists the names
         if not isinstance(value, str):
             raise FileFormatError(f"{name} must be a text")
         templates["default" if name == key else name.removeprefix(f"{key}.")] = value

@@ -1,4 +1,4 @@
-"""Reading and checking the vocabulary in GGUF metadata."""
+"""The vocabulary in GGUF metadata, read and checked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TokenType(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Tokens by id with their types and scores: equal lengths, no token twice."""
+    """Tokens by id, with their types and scores: lists of equal length, no token twice."""
 
     tokens: list[str]
     id_of_token: dict[str, int]
@@ -33,7 +33,7 @@ class Vocabulary:
 
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
-    """The vocabulary, or FileFormatError where it contradicts itself."""
+    """The vocabulary; FileFormatError if it contradicts itself."""
     tokens = _array(metadata, "tokens")
     if not tokens:
         raise FileFormatError("tokenizer.ggml.tokens is missing or empty")
@@ -41,7 +41,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         raise FileFormatError("tokenizer.ggml.tokens must be an array of texts")
     id_of_token = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(id_of_token) != len(tokens):
-        twice = next(token for place, token in enumerate(tokens) if id_of_token[token] != place)
+        twice = next(token for token_id, token in enumerate(tokens) if id_of_token[token] != token_id)
         raise FileFormatError(f"tokenizer.ggml.tokens has {twice!r} more than once")
     types = _array(metadata, "token_type")
     if types is None:
@@ -59,7 +59,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
 
 
 def optional_id(metadata: Mapping[str, Any], name: str, vocabulary: Vocabulary) -> int | None:
-    """A token id from the metadata, None where the file does not give it."""
+    """A token id from the metadata; None if the file does not have it."""
     key = f"tokenizer.ggml.{name}"
     if key not in metadata:
         return None
@@ -73,10 +73,10 @@ def optional_id(metadata: Mapping[str, Any], name: str, vocabulary: Vocabulary) 
 
 
 def optional_bool(metadata: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    """A flag from the metadata, `default` where the file does not give it."""
+    """A flag from the metadata; `default` if the file does not have it."""
     key = f"tokenizer.ggml.{name}"
     value = metadata.get(key, default)
-    # numpy's booleans are no `bool`, but say what they are by their type's name.
+    # numpy's booleans are not instances of `bool`, but have a type of that name.
     if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):
         raise FileFormatError(f"{key} must be true or false, not {value!r}")
     return bool(value)

@@ -1,4 +1,4 @@
-"""Checking the messages of a conversation."""
+"""Checks of the messages of a conversation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _MAX_DEPTH = 64
 
 
 def validate_messages(messages: object) -> list[dict[str, Any]]:
-    """The messages as plain data, every content a text or None; InvalidInputError names what is wrong.
+    """The messages as plain data, each content a text or None; InvalidInputError names what is wrong.
 
-    Text parts of one content are joined by line breaks. `content` may be missing only where `tool_calls`
-    stand in its place. Other keys (name, tool_calls, tool_call_id) are passed on as they are.
+    The text parts of one content are joined by line breaks. Only a message with `tool_calls` may lack `content`. Other
+    keys (name, tool_calls, tool_call_id) are passed on as they are.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidInputError(f"messages must be a list of messages, not {type(messages).__name__}")
     if not messages:
         raise InvalidInputError("messages must not be empty")
-    return [_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
 def _message(message: object, where: str) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def _content(content: object, where: str) -> str | None:
         return _plain_text(content, where)
     if not isinstance(content, list):
         raise InvalidInputError(f"{where} must be a text, null or a list of parts, not {type(content).__name__}")
-    return "\n".join(_part(part, f"{where}[{place}]") for place, part in enumerate(content))
+    return "\n".join(_part(part, f"{where}[{index}]") for index, part in enumerate(content))
 
 
 def _part(part: object, where: str) -> str:
@@ -69,12 +69,12 @@ def _plain_text(text: str, where: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise InvalidInputError(f"{where} has a lone surrogate at position {error.start}") from None
-    # A subclass could bring methods that a template may call.
+    # A subclass of str could have methods that a template may call.
     return str.__str__(text)
 
 
 def plain_data(value: object, where: str, depth: int = 0) -> Any:
-    """A copy made of JSON's types alone: templates must not get hold of objects with methods of their own."""
+    """A copy made of JSON's types alone: templates must not get objects that have methods of their own."""
     if depth > _MAX_DEPTH:
         raise InvalidInputError(f"{where} is nested more than {_MAX_DEPTH} levels deep")
     if value is None or type(value) in (bool, int, float):
@@ -85,7 +85,7 @@ def plain_data(value: object, where: str, depth: int = 0) -> Any:
         for key in value:
             if not isinstance(key, str):
                 raise InvalidInputError(f"{where} has a key that is no text: {key!r:.80}")
-        return {str.__str__(key): plain_data(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
+        return {str.__str__(key): plain_data(inner, f"{where}.{key}", depth + 1) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain_data(item, f"{where}[{place}]", depth + 1) for place, item in enumerate(value)]
+        return [plain_data(inner, f"{where}[{index}]", depth + 1) for index, inner in enumerate(value)]
     raise InvalidInputError(f"{where} must be made of JSON types, not {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""The text of one output as it grows: decoded piece by piece, cut where a stop string begins."""
+"""TextStream: the text of one output as it grows, cut where a stop string begins."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ramify.text.detokenizer import IncrementalDetokenizer
 
 
 class TextStream:
-    """Detokenises, looks for stop strings across token borders, and knows how much may be shown already.
+    """Detokenises, finds stop strings even across token borders, and knows how much may be shown already.
 
-    Without a detokenizer (a model that has no tokenizer, or detokenize=False) the text stays empty.
+    Without a detokenizer (no tokenizer, or detokenize=False) the text stays empty.
     """
 
     def __init__(
@@ -23,20 +23,20 @@ class TextStream:
         self._detokenizer = detokenizer
         self._stop = tuple(stop)
         self._include_stop = include_stop
-        # The start of a stop string may be the end of what is there: that much is not certain yet.
-        self._held = max((len(item) for item in self._stop), default=1) - 1
+        # So many characters at the end may be the beginning of a stop string, so they are not certain yet.
+        self._held = max(map(len, self._stop), default=1) - 1
         self._ended = False
         self.text = ""
         self.stopped_by: str | None = None
 
     def push(self, token_id: int, *, may_stop: bool = True) -> bool:
-        """Takes a token; returns whether a stop string is now complete (the text is cut then)."""
+        """Takes a token; returns whether it completed a stop string, where the text is then cut."""
         if self._detokenizer is None:
             return False
         return self._append(self._detokenizer.push(token_id), may_stop)
 
     def end(self, *, may_stop: bool = True) -> bool:
-        """No more tokens come: what was held back becomes text. Returns whether that completed a stop string."""
+        """Ends the text, to which what was held back is added; returns whether that completed a stop string."""
         stopped = False
         if self._detokenizer is not None and not self._ended and self.stopped_by is None:
             stopped = self._append(self._detokenizer.flush(), may_stop)
@@ -45,7 +45,7 @@ class TextStream:
 
     @property
     def visible(self) -> str:
-        """What no later token can take back."""
+        """The part of the text that no later token can change."""
         if self._ended or self.stopped_by is not None or self._held == 0:
             return self.text
         return self.text[: -self._held]
@@ -66,10 +66,10 @@ class TextStream:
         self.text += piece
         if not may_stop or not self._stop:
             return False
-        found = [(self.text.find(item, searched), item) for item in self._stop]
-        matches = [(start, -len(item), item) for start, item in found if start >= 0]
+        found = [(self.text.find(stop, searched), stop) for stop in self._stop]
+        matches = [(start, -len(stop), stop) for start, stop in found if start >= 0]
         if not matches:
             return False
-        start, _, self.stopped_by = min(matches)  # the earliest; of several there, the longest
+        start, _, self.stopped_by = min(matches)  # the earliest one; of several that begin there, the longest
         self.text = self.text[: start + len(self.stopped_by)] if self._include_stop else self.text[:start]
         return True

@@ -1,4 +1,4 @@
-"""Which Jinja filters chat templates may use, and how each is judged before it runs."""
+"""Which Jinja filters chat templates may use, and what is checked before each runs."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ from jinja2.exceptions import SecurityError
 
 from ramify.text.template_limits import Budget
 
-# They write their value out as text, so the whole of it counts.
+# Filters that turn their value into text, so its whole size counts.
 _WRITING = frozenset(
     {"capitalize", "center", "e", "escape", "forceescape", "format", "indent", "join", "lower", "replace"}
     | {"safe", "string", "title", "tojson", "trim", "truncate", "upper", "urlencode", "wordcount", "wordwrap"}
 )
-# They pass on a value that was there before.
+# Filters that return a value which was there before.
 _PASSING = frozenset({"attr", "count", "d", "default", "first", "last", "length", "max", "min", "random"})
+# Filters for web pages whose running time can grow with the square of the text, and a debugging aid.
+REMOVED_FILTERS = ("pprint", "striptags", "urlize", "xmlattr")
 _WRAPPED_CHARACTERS = 2**14
 _MAX_PRECISION = 300
 
 
-def removed_filters() -> tuple[str, ...]:
-    """Filters for web pages whose running time can grow with the square of the text, and a debugging aid."""
-    return ("pprint", "striptags", "urlize", "xmlattr")
-
-
 def fresh_value(name: str) -> bool:
-    """Whether the filter makes a new value, which then counts."""
+    """Whether the filter makes a new value, which must be counted."""
     return name not in _PASSING
 
 
@@ -39,19 +36,19 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """`tojson` as `transformers` has it: Jinja's own would escape characters for HTML."""
+    """`tojson` as in `transformers`: Jinja's own would escape characters for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def check_filter(budget: Budget, name: str, value: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """Judge one use of a filter; return the value it shall get, which is a list where it was an iterator."""
+    """Checks one use of a filter; returns the value to give it: a list, if it was an iterator."""
     budget.tick()
     for number in (*arguments, *named.values()):
         if isinstance(number, int):
             budget.require(abs(number))
 
-    def argument(place: int, keyword: str, default: Any = None) -> Any:
-        return arguments[place] if len(arguments) > place else named.get(keyword, default)
+    def argument(index: int, keyword: str, default: Any = None) -> Any:
+        return arguments[index] if len(arguments) > index else named.get(keyword, default)
 
     if name in ("join", "list", "sort", "sum") and not isinstance(value, (str, Mapping, jinja2.Undefined)):
         value = budget.listed(value)
@@ -71,12 +68,12 @@ def check_filter(budget: Budget, name: str, value: Any, arguments: tuple[Any, ..
     elif name == "tojson":
         _check_json(budget, value, size, argument(1, "indent"), argument(2, "separators"))
     elif name == "wordwrap":
-        # textwrap cuts an overlong word again and again from its start.
+        # textwrap takes quadratic time for an overlong word.
         if size > _WRAPPED_CHARACTERS:
             raise SecurityError(f"wordwrap takes texts of at most {_WRAPPED_CHARACTERS} characters")
         budget.require(size * (1 + budget.size(argument(2, "wrapstring", "\n"))))
     elif name == "round":
-        # Computes ten to this power.
+        # Jinja computes ten to this power.
         if isinstance(precision := argument(0, "precision", 0), int) and abs(precision) > _MAX_PRECISION:
             raise SecurityError(f"round takes a precision of at most {_MAX_PRECISION}")
     elif name in ("batch", "slice"):
@@ -87,24 +84,24 @@ def check_filter(budget: Budget, name: str, value: Any, arguments: tuple[Any, ..
 
 
 def _check_json(budget: Budget, value: Any, size: int, indent: Any, separators: Any) -> None:
-    """Every part may start a line of its own, indented by its depth, and has its separators."""
+    """Counts, besides the value, an indented line and separators for each of its parts."""
     parts, depth = _shape(value)
     width = max(indent, 0) if isinstance(indent, int) else budget.size(indent or "")
     budget.require(size + parts * (width * depth + budget.size(separators or "")))
 
 
 def _shape(value: Any) -> tuple[int, int]:
-    """How many parts lists and objects have in all, and how deep they are nested."""
+    """How many parts the value has in all, and how deeply they are nested."""
     parts = depth = 0
     level = [value]
     while level:
         parts += len(level)
         depth += 1
         inner: list[Any] = []
-        for item in level:
-            if isinstance(item, Mapping):
-                inner.extend(item.values())
-            elif isinstance(item, (list, tuple)):
-                inner.extend(item)
+        for part in level:
+            if isinstance(part, Mapping):
+                inner.extend(part.values())
+            elif isinstance(part, (list, tuple)):
+                inner.extend(part)
         level = inner
     return parts, depth

@@ -1,8 +1,8 @@
-"""Limits on what a chat template may cost: time, size of one value, size of all values together.
+"""Limits on what a chat template may cost: time, the size of one value, the size of all values together.
 
-A template comes with a model, so a stranger wrote it. Jinja's sandbox keeps it from reaching Python, not from
-running for ever or filling the memory. Here every operation that can make a large value out of small ones is
-judged before it happens, and everything made is counted.
+A template comes with a model, so a stranger wrote it. Jinja's sandbox keeps it from reaching Python, but not from
+running for ever or filling the memory. So every operation that can make a large value out of small ones is checked
+before it happens, and everything it makes is counted.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 import jinja2
 from jinja2.utils import Namespace
 
-# Integers beyond this many bits serve no template, and their arithmetic is slow.
+# No template needs integers of more bits, and arithmetic with them is slow.
 _MAX_INTEGER_BITS = 4096
 _MAX_COUNT = 2**16
-_VALUES_IN_ALL = 64  # as many values of the largest size may be made in one rendering
-_STEPS_BETWEEN_CLOCKS = 1024
+_VALUES_IN_ALL = 64  # how many values of the largest size one rendering may make
+_PARTS_BETWEEN_CLOCKS = 1024
 
 
 class LimitError(RuntimeError):
-    """A template went past a limit. Stays inside this package: callers see ChatTemplateError."""
+    """A template exceeded a limit. Never leaves this package: callers see ChatTemplateError."""
 
 
 class Budget:
@@ -32,12 +32,12 @@ class Budget:
     def __init__(self, *, max_characters: int, time_limit_seconds: float) -> None:
         self.max_characters = max_characters
         self.time_limit_seconds = time_limit_seconds
-        # Most values die at once (text gathered bit by bit), so all may be much more than what remains.
+        # Most values are short-lived (text gathered bit by bit), so their sum may be much more than the output.
         self._left = _VALUES_IN_ALL * max_characters
         self._deadline = time.monotonic() + time_limit_seconds
 
     def tick(self, characters: int = 0) -> None:
-        """Count one operation that made `characters` of text."""
+        """Counts one operation that made this many characters, and checks the time."""
         self._left -= characters
         if self._left < 0:
             raise LimitError(f"the template made more than {_VALUES_IN_ALL * self.max_characters} characters in all")
@@ -45,56 +45,56 @@ class Budget:
             raise LimitError(f"the template ran for longer than {self.time_limit_seconds} seconds")
 
     def require(self, characters: int) -> None:
-        """Refuse a value of this size before it is made."""
+        """Refuses a value larger than allowed, before it is made."""
         if characters > self.max_characters:
             raise LimitError(f"the template made a value of more than {self.max_characters} characters")
 
     def made(self, value: Any) -> Any:
-        """Pass on a value that an operation has just made, counted and found small enough."""
+        """Returns a value that an operation has just made, after counting it and checking its size."""
         self.require(self.size(value))
         self.tick(len(value) if isinstance(value, (str, bytes, list, tuple, dict)) else 1)
         return value
 
     def size(self, value: Any) -> int:
-        """About how long the text of a value is, counting shared parts as often as they would be written.
+        """About how long the text of a value is; shared parts count as often as they would be written.
 
-        Stops early once it is past the limit, so that a value nested in itself does not take long.
+        Stops at the limit, so that a value nested in itself does not take long.
         """
         total = 0
-        steps = 0
+        num_parts = 0
         waiting = [value]
         while waiting:
-            item = waiting.pop()
-            steps += 1
-            if steps % _STEPS_BETWEEN_CLOCKS == 0:
+            part = waiting.pop()
+            num_parts += 1
+            if num_parts % _PARTS_BETWEEN_CLOCKS == 0:
                 self.tick()
-            if isinstance(item, (str, bytes)):
-                total += len(item)
-            elif isinstance(item, int):
-                if item.bit_length() > _MAX_INTEGER_BITS:
+            if isinstance(part, (str, bytes)):
+                total += len(part)
+            elif isinstance(part, int):
+                if part.bit_length() > _MAX_INTEGER_BITS:
                     raise LimitError(f"the template made an integer of more than {_MAX_INTEGER_BITS} bits")
-                total += 1 + item.bit_length() // 3
-            elif isinstance(item, (list, tuple, set, frozenset)):
-                total += 2 + 2 * len(item)
-                waiting.extend(item)
-            elif isinstance(item, Mapping):
-                total += 2 + 4 * len(item)
-                waiting.extend(item.keys())
-                waiting.extend(item.values())
-            elif isinstance(item, Namespace):
+                total += 1 + part.bit_length() // 3
+            elif isinstance(part, (list, tuple, set, frozenset)):
+                total += 2 + 2 * len(part)
+                waiting.extend(part)
+            elif isinstance(part, Mapping):
+                total += 2 + 4 * len(part)
+                waiting.extend(part.keys())
+                waiting.extend(part.values())
+            elif isinstance(part, Namespace):
                 total += 16
-                waiting.append(object.__getattribute__(item, "_Namespace__attrs"))
-            elif isinstance(item, (type({}.keys()), type({}.values()), type({}.items()))):
+                waiting.append(object.__getattribute__(part, "_Namespace__attrs"))
+            elif isinstance(part, (type({}.keys()), type({}.values()), type({}.items()))):
                 total += 16
-                waiting.extend(item)
-            elif not isinstance(item, jinja2.Undefined):
+                waiting.extend(part)
+            elif not isinstance(part, jinja2.Undefined):
                 total += 32
             if total > self.max_characters:
                 return total
         return total
 
     def listed(self, values: Iterable[Any]) -> list[Any]:
-        """The values as a list that is no larger than allowed."""
+        """The values as a list; refused as soon as it is larger than allowed."""
         result: list[Any] = []
         total = 0
         for value in values:
@@ -105,7 +105,7 @@ class Budget:
         return result
 
     def check_operator(self, operator: str, left: Any, right: Any) -> None:
-        """Judge `left operator right` before it is computed."""
+        """Checks `left operator right` before it is computed."""
         self.tick()
         if operator == "*":
             for value, count in ((left, right), (right, left)):
@@ -118,8 +118,8 @@ class Budget:
             self.check_format(str(left), [right])
 
     def check_format(self, pattern: str, values: Any) -> None:
-        """Judge `pattern % values` and `pattern.format(values)`: widths, and values written many times."""
-        # A width taken from a value ("%*d", "{:{}}") could be anything, and no template needs it.
+        """Checks `pattern % values` and `pattern.format(values)`: widths, and values written many times."""
+        # A width taken from a value ("%*d", "{:{}}") could be any number, and no template needs it.
         if re.search(r"%[^a-zA-Z%]*\*", pattern) or re.search(r"\{[^{}]*\{", pattern.replace("{{", "")):
             raise LimitError("the template takes the width of a format from a value")
         widths = sum(int(digits[:12]) for digits in re.findall(r"\d+", pattern))
@@ -127,11 +127,11 @@ class Budget:
         self.require(len(pattern) + widths + fields * self.size(values))
 
     def check_replace(self, text: str, old: str, new: str) -> None:
-        """Judge `text.replace(old, new)`."""
+        """Checks `text.replace(old, new)`."""
         self.require(len(text) + (text.count(old) if old else len(text) + 1) * len(new))
 
     def check_count(self, count: Any, each: Any = None) -> None:
-        """Judge making `count` parts with `each` in every one."""
+        """Checks the making of `count` parts with `each` in every one."""
         if isinstance(count, int):
             if count > _MAX_COUNT:
                 raise LimitError(f"the template asked for {count} parts, more than {_MAX_COUNT}")

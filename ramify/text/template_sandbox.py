@@ -2,12 +2,12 @@
 
 The parsed template is rewritten before it is compiled:
 
-    for body          starts with a tick, so that no loop runs unwatched
-    text, {{ ... }}   counted as it is written, also inside {% set %} blocks and macros
-    a ~ b             joined by us, judged first
-    [..], {..}, x[:]  counted once made
+    for body          starts with a tick, so that no loop runs without a check
+    text, {{ ... }}   counted when written, also inside {% set %} blocks and macros
+    a ~ b             checked, then joined by our own function
+    [..], {..}, x[:]  counted when made
 
-Operators, calls and filters go through the environment anyway and are judged there.
+Operators, calls and filters go through the environment anyway and are checked there.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from ramify.text.template_filters import check_filter, fresh_value, removed_filters, to_json
+from ramify.text.template_filters import REMOVED_FILTERS, check_filter, fresh_value, to_json
 from ramify.text.template_limits import Budget
 
-# With a space in its name, no template can write such a filter itself.
+# A template cannot call these filters itself, since their names contain a space.
 _TICK, _MADE, _CONCATENATE = "ramify tick", "ramify made", "ramify concatenate"
 
-
-# Of texts and bytes: tables that write one character as thousands, codecs whose time grows with the square.
+# Methods of str and bytes: tables can turn one character into thousands, and some codecs take quadratic time.
 _REFUSED_METHODS = frozenset({"translate", "maketrans", "encode", "decode"})
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` marks what an assistant wrote; for rendering it is only a block of its own."""
+    """`{% generation %}` marks what an assistant wrote; its body is rendered as any other text."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja declares it)
 
@@ -53,7 +52,7 @@ class GenerationTag(Extension):
 
 
 class TemplateNamespace(Namespace):
-    """`namespace()` without names that Python gives a meaning."""
+    """`namespace()` without names that begin with an underscore."""
 
     def __init__(*args: Any, **values: Any) -> None:
         # Jinja's own signature, so that `namespace(self=...)` works.
@@ -72,7 +71,7 @@ def _refuse_private(name: object) -> None:
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """Configured as `transformers` does it; `budget` must be set in the thread that renders."""
+    """Configured as in `transformers`; `budget` must be set in the thread that renders."""
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
@@ -82,11 +81,11 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=[GenerationTag, "jinja2.ext.loopcontrols"],
             finalize=self._written,
-            # Folding constants would run filters while compiling, when no budget is there yet.
+            # Constant folding would run filters during compilation, when there is no budget yet.
             optimized=False,
         )
         self._local = threading.local()
-        for name in removed_filters():
+        for name in REMOVED_FILTERS:
             del self.filters[name]
         self.filters["tojson"] = to_json
         for name, function in list(self.filters.items()):
@@ -118,14 +117,14 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def call(self, context: Context, function: Any, /, *arguments: Any, **named: Any) -> Any:
         owner = getattr(function, "__self__", None)
         if isinstance(function, types.BuiltinMethodType) and owner is not None:
-            arguments = self._judge_method(owner, function.__name__, arguments, named)
+            arguments = self._check_method(owner, function.__name__, arguments, named)
         else:
             self.budget.tick()
         result = super().call(context, function, *arguments, **named)
         return self.budget.made(result)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
-        # Jinja would give a value that fails at its first use only; printing it is no use in that sense.
+        # Jinja would return a value that fails when it is used, and printing it does not count as a use.
         raise jinja2.exceptions.SecurityError(f"{attribute!r} of a {type(obj).__name__} is out of reach")
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -133,29 +132,29 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         if formatted is None:
             return None
 
-        def judged(*arguments: Any, **named: Any) -> str:
+        def checked(*arguments: Any, **named: Any) -> str:
             self.budget.check_format(str(value.__self__), [*arguments, named])
             return cast(str, self.budget.made(formatted(*arguments, **named)))
 
-        return judged
+        return checked
 
-    def _judge_method(
+    def _check_method(
         self, owner: Any, name: str, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[Any, ...]:
-        """Judge a method of a built-in value; return its arguments, iterators among them made lists."""
+        """Checks a call of a built-in value's method; returns its arguments, with iterators turned into lists."""
         budget = self.budget
         budget.tick()
         for value in (*arguments, *named.values()):
-            # Widths of ljust, center, zfill, to_bytes and their like.
+            # It may be a width: of ljust, center, zfill, to_bytes.
             if isinstance(value, int):
                 budget.require(abs(value))
         if isinstance(owner, (str, bytes)):
             if name == "replace" and len(arguments) >= 2:
                 budget.check_replace(str(owner), str(arguments[0]), str(arguments[1]))
             elif name == "join" and arguments:
-                items = budget.listed(arguments[0])
-                budget.require(budget.size(items) + len(items) * len(owner))
-                return (items, *arguments[1:])
+                parts = budget.listed(arguments[0])
+                budget.require(budget.size(parts) + len(parts) * len(owner))
+                return (parts, *arguments[1:])
             elif name == "expandtabs":
                 width = arguments[0] if arguments else named.get("tabsize", 8)
                 budget.require(len(owner) + str(owner).count("\t") * (width if isinstance(width, int) else 8))
@@ -164,7 +163,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return arguments
 
     def _limited_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        # Some filters get a context or the environment before the value.
+        # Some filters get the context or the environment before the value.
         skipped = 0 if getattr(function, "jinja_pass_arg", None) is None else 1
 
         @wraps(function)
@@ -188,7 +187,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self.budget.tick(len(text))
         return text
 
-    @pass_context  # which also keeps Jinja from calling it while compiling
+    @pass_context  # also keeps Jinja from calling it during compilation
     def _written(self, _context: Context, value: Any) -> Any:
         size = self.budget.size(value)
         self.budget.require(size)
@@ -197,7 +196,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Watched(NodeTransformer):
-    """Puts the counting into a parsed template."""
+    """Adds the counting to a parsed template."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -215,11 +214,11 @@ class _Watched(NodeTransformer):
 
     def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return node if all(isinstance(item, nodes.Const) for item in node.items) else _filtered(node, _MADE)
+        return node if all(isinstance(element, nodes.Const) for element in node.items) else _filtered(node, _MADE)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        constant = all(isinstance(item, nodes.Const) for item in node.items)
+        constant = all(isinstance(element, nodes.Const) for element in node.items)
         return node if constant or node.ctx != "load" else _filtered(node, _MADE)
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
@@ -235,6 +234,6 @@ def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
-def _tick(place: nodes.Node, characters: int) -> nodes.Node:
-    count = nodes.Const(characters, lineno=place.lineno)
-    return nodes.ExprStmt(_filtered(count, _TICK), lineno=place.lineno)
+def _tick(before: nodes.Node, characters: int) -> nodes.Node:
+    count = nodes.Const(characters, lineno=before.lineno)
+    return nodes.ExprStmt(_filtered(count, _TICK), lineno=before.lineno)

@@ -1,15 +1,14 @@
 """How token spellings become text, one token at a time, for each kind of decoder.
 
-ByteLevel         Every token spells bytes, and the text is their UTF-8 reading, bad parts replaced. At
-                  most the three bytes of an unfinished character are held.
-Pieces            SentencePiece style: tokens spell text, `<0xNN>` tokens spell one byte. The decoder reads
-                  a run of byte tokens as a whole: text if all of it is valid UTF-8, else one U+FFFD for
-                  each byte. So a run is held until it ends, or until it cannot become valid any more;
-                  then its bytes come out one by one. Only the run's growing UTF-8 state is kept, so a
-                  long run costs no more for each token than a short one.
-Spaced            No decoder at all: tokens joined by spaces.
-Whole             Any other decoder: nothing is certain before the end, so all text comes with `flush`.
-                  The text stays exact, streaming is what is given up.
+ByteLevel   Every token spells bytes, which are decoded as UTF-8 with bad bytes replaced. At most the three bytes of an
+            unfinished character are held back.
+Pieces      As in SentencePiece: tokens spell text, and `<0xNN>` tokens spell one byte. The decoder reads a run of byte
+            tokens as a whole: as text if all of it is valid UTF-8, else as one U+FFFD per byte. So a run is held back
+            until it ends or can no longer become valid; from then on each of its bytes is returned at once. Only the
+            decoder's state is kept, so a token of a long run costs no more than one of a short run.
+Spaced      No decoder: tokens are joined by spaces.
+Whole       Any other decoder: nothing is certain before the end, so all text comes with `flush`. The text is exact, but
+            it does not stream.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from typing import Any, Protocol
 from ramify.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# Two hexadecimal digits as Rust reads them, where a plus sign may stand before a single one.
+# Two hexadecimal digits as Rust parses them: the first may be a plus sign.
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 
 
 class TextAssembler(Protocol):
-    """Turns token spellings, special tokens already left out, into text."""
+    """Turns token spellings into text; skipped special tokens never get here."""
 
     def push(self, token: str) -> str: ...
 
@@ -37,26 +36,26 @@ class TextAssembler(Protocol):
 
 
 def assembler_for(tokenizer: Tokenizer) -> TextAssembler:
-    """The assembler whose text is that of the tokenizer's own decoder."""
+    """The assembler that gives the same text as the tokenizer's decoder."""
     description = tokenizer.decoder_description
     if description is None:
         return Spaced()
-    steps = description["decoders"] if description["type"] == "Sequence" else [description]
-    kinds = [step["type"] for step in steps]
+    stages = description["decoders"] if description["type"] == "Sequence" else [description]
+    kinds = [stage["type"] for stage in stages]
     if kinds == ["ByteLevel"]:
         return ByteLevel(byte_of_character())
-    pieces = _pieces_of(steps) if kinds and "Fuse" in kinds else None
+    pieces = _pieces_of(stages) if "Fuse" in kinds else None
     return Whole(tokenizer.backend.decoder.decode) if pieces is None else pieces
 
 
-def _pieces_of(steps: list[Mapping[str, Any]]) -> Pieces | None:
-    """Replacements by token, perhaps ByteFallback, Fuse, perhaps one Strip at the start; else None."""
+def _pieces_of(stages: list[Mapping[str, Any]]) -> Pieces | None:
+    """From Replace stages, ByteFallback or not, Fuse, and at most one Strip of the start; None for anything else."""
     replacements: list[tuple[str, str]] = []
     byte_fallback = False
-    remaining = list(steps)
+    remaining = list(stages)
     while remaining and remaining[0]["type"] == "Replace" and "String" in remaining[0]["pattern"]:
-        step = remaining.pop(0)
-        replacements.append((step["pattern"]["String"], step["content"]))
+        stage = remaining.pop(0)
+        replacements.append((stage["pattern"]["String"], stage["content"]))
     if remaining and remaining[0]["type"] == "ByteFallback":
         byte_fallback = True
         remaining.pop(0)
@@ -80,7 +79,7 @@ def byte_of_character() -> dict[str, int]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(0x100 + place): byte for place, byte in enumerate(others)})
+    alphabet.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
     return alphabet
 
 

@@ -1,4 +1,4 @@
-"""Tokenizer: text to token ids and back, with what a model says about its special tokens."""
+"""Tokenizer: text to token ids and back, and what a model says about its special tokens."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Tokenizer:
-    """A `tokenizers.Tokenizer` with the facts the engine needs beside it.
+    """A `tokenizers.Tokenizer`, the backend, with what else the engine needs to know.
 
-    `encode` gives the ids that `transformers` gives for the same files: BOS and EOS stand exactly where the
-    backend's post-processor puts them, and special tokens written out in the text become their single ids.
-    Nothing is ever cut off or padded. `decode` is the backend's decoding, without any clean-up of spaces.
+    `encode` gives the ids that `transformers` gives for the same files: BOS and EOS are where the backend's
+    post-processor puts them, and special tokens written out in the text become their ids. Nothing is truncated or
+    padded. `decode` is the backend's decoding, without any clean-up of spaces.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Tokenizer:
         bos_token_id: int | None = None,
         chat_templates: Mapping[str, str] | None = None,
     ) -> None:
-        """`special_tokens` maps roles ("bos_token") to texts; ids not given are looked up from it."""
+        """`special_tokens` maps roles ("bos_token") to texts; ids that are not given are looked up there."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -69,7 +69,7 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The template named "default", or the only one there is; others are in `chat_templates`."""
+        """The only chat template, or the one named "default"; `chat_templates` has all."""
         if len(self.chat_templates) == 1:
             return next(iter(self.chat_templates.values()))
         return self.chat_templates.get("default")
@@ -87,7 +87,7 @@ class Tokenizer:
         if not isinstance(text, str):
             raise InvalidInputError(f"text must be a str, not {type(text).__name__}")
         try:
-            # Only Python can hold a lone surrogate; the backend would refuse it as "not a str".
+            # Python strings can hold a lone surrogate, which the backend would refuse as "not a str".
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InvalidInputError(
@@ -106,13 +106,13 @@ class Tokenizer:
         return text
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The vocabulary's spelling of a token, None where there is none."""
+        """The vocabulary's spelling of a token; None if there is no such id."""
         if not 0 <= token_id < self.vocab_size:
             return None
         return self._backend.id_to_token(token_id)
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a token in the vocabulary's spelling, None where there is none."""
+        """The id of a token in the vocabulary's spelling; None if there is no such token."""
         return self._backend.token_to_id(token)
 
     def _role_id(self, role: str) -> int | None:
@@ -122,10 +122,10 @@ class Tokenizer:
 
 @contextmanager
 def backend_panics_become(kind: type[InvalidInputError] | type[FileFormatError], what: str) -> Iterator[None]:
-    """Turn a panic of the Rust backend into an error of ours.
+    """Turns a panic of the Rust backend into an error of ours.
 
-    A panic is no Exception but a BaseException, so it would end a server thread. Known cause: a run of ten
-    million white-space characters makes the regular-expression engine give up.
+    A panic is a BaseException but no Exception, so it would end a server's thread. A known cause: the engine of regular
+    expressions gives up on ten million white-space characters in a row.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Reading the tokenizer files of a Hugging Face model folder."""
+"""The tokenizer of a Hugging Face model folder."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from ramify.text.tokenizer import Tokenizer, backend_panics_become
 
 
 def load_folder(folder: Path) -> Tokenizer:
-    """The tokenizer of `folder`, with the ids `transformers` would give.
+    """The tokenizer of `folder`, which gives the same ids as in `transformers`.
 
-    tokenizer.json is the truth: like `transformers` we let its post-processor decide about BOS and EOS, and
-    ignore `add_bos_token` and `add_eos_token` of tokenizer_config.json beside it. A folder without that file
-    is converted by `transformers`, where it is installed.
+    tokenizer.json decides: like `transformers` we leave BOS and EOS to its post-processor and ignore `add_bos_token`
+    and `add_eos_token` in tokenizer_config.json. A folder without it needs `transformers` to convert its files.
     """
     if not folder.is_dir():
         raise ModelNotFoundError(f"{folder} is not a folder")
@@ -45,7 +44,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, empty where there is no file."""
+    """The object in a JSON file; empty if there is no file."""
     if not path.is_file():
         return {}
     try:
@@ -67,17 +66,17 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def _token_text(value: object) -> str | None:
-    """A token written as a text, or as an object with its text as `content`."""
+    """The text of a token that is given as a text, or as an object with its text as `content`."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
 
 
 def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Texts of the special tokens by role: everything called `..._token`, as chat templates may name it."""
+    """The texts of special tokens by role: everything called `..._token`, since chat templates may use it."""
     sources = [config]
     if "added_tokens_decoder" not in config:
-        # The older layout, where this file has the last word.
+        # The older layout, in which this file decides.
         sources.append(_read_json(folder / "special_tokens_map.json"))
     extra = config.get("extra_special_tokens")
     if isinstance(extra, dict):
@@ -94,13 +93,13 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 def _add_missing_tokens(
     backend: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]
 ) -> None:
-    """Add what the configuration names and tokenizer.json lacks, in the order `transformers` adds it."""
+    """Adds the tokens that the configuration names and tokenizer.json lacks, in the order of `transformers`."""
     declared = config.get("added_tokens_decoder", {})
     if not isinstance(declared, dict):
         raise FileFormatError(f"{folder / 'tokenizer_config.json'}: added_tokens_decoder must be an object")
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     try:
-        for _, entry in sorted(declared.items(), key=lambda item: int(item[0])):
+        for _, entry in sorted(declared.items(), key=lambda id_and_entry: int(id_and_entry[0])):
             fields = {key: value for key, value in entry.items() if key != "__type"}
             if fields["content"] not in known:
                 backend.add_tokens([AddedToken(**fields)])
@@ -117,7 +116,7 @@ def _add_missing_tokens(
 
 
 def _make_special(backend: tokenizers.Tokenizer, text: str) -> None:
-    """Have `text` be a special token; one that is there already keeps its other properties."""
+    """Makes `text` a special token; a token that is there already keeps its other properties."""
     for token in backend.get_added_tokens_decoder().values():
         if token.content == text:
             if not token.special:
@@ -128,7 +127,7 @@ def _make_special(backend: tokenizers.Tokenizer, text: str) -> None:
 
 
 def _convert_with_transformers(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """The backend `transformers` builds from older vocabulary files, and its special tokens."""
+    """The backend that `transformers` makes from older vocabulary files, and its special tokens."""
     older = [["tokenizer.model"], ["vocab.json", "merges.txt"]]
     if not any(all((folder / name).is_file() for name in names) for names in older):
         raise ModelNotFoundError(
@@ -145,7 +144,7 @@ def _convert_with_transformers(folder: Path) -> tuple[tokenizers.Tokenizer, dict
         converted = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
         backend = converted.backend_tokenizer
     except Exception as error:
-        # transformers raises whatever its many converters raise.
+        # Its many converters may raise anything.
         raise UnsupportedModelError(
             f"transformers cannot convert the tokenizer of {folder} (there is no tokenizer.json): {error}"
         ) from error
@@ -154,7 +153,7 @@ def _convert_with_transformers(folder: Path) -> tuple[tokenizers.Tokenizer, dict
 
 
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Templates by name. Files of their own outrank tokenizer_config.json; chat_template.json is last."""
+    """Templates by name: from .jinja files, else from tokenizer_config.json, else from chat_template.json."""
     templates: dict[str, str] = {}
     default = folder / "chat_template.jinja"
     if default.is_file():

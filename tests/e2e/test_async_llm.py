@@ -40,10 +40,14 @@ def test_streams_of_each_kind_end_with_what_generate_returns() -> None:
             params = SamplingParams(**PARAMS, output_kind=kind)
             finals = await asyncio.gather(*(llm.generate(prompt, params).final() for prompt in PROMPTS))
             for final, output in zip(finals, wanted, strict=True):
-                assert [item.text for item in final.outputs] == [item.text for item in output.outputs]
-                assert [item.token_ids for item in final.outputs] == [item.token_ids for item in output.outputs]
+                assert [completion.text for completion in final.outputs] == [
+                    completion.text for completion in output.outputs
+                ]
+                assert [completion.token_ids for completion in final.outputs] == [
+                    completion.token_ids for completion in output.outputs
+                ]
         answer = await llm.chat(MESSAGES, SamplingParams(**PARAMS)).final()
-        assert [item.text for item in answer.outputs] == [item.text for item in chat.outputs]
+        assert [completion.text for completion in answer.outputs] == [completion.text for completion in chat.outputs]
         steps = [output async for output in llm.generate(PROMPTS[0], SamplingParams(max_tokens=8, output_kind="delta"))]
         assert len(steps) > 2
         assert [output.finished for output in steps] == [False] * (len(steps) - 1) + [True]

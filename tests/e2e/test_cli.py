@@ -43,9 +43,9 @@ def test_json_is_one_object_a_line_and_repeats_under_a_seed() -> None:
     first, second = ramify(*arguments), ramify(*arguments)
     assert first.stdout == second.stdout
     objects = [json.loads(line) for line in first.stdout.splitlines()]
-    assert [item["prompt"] for item in objects] == ["A", "B"]
+    assert [printed["prompt"] for printed in objects] == ["A", "B"]
     assert [output["index"] for output in objects[0]["outputs"]] == [0, 1]
-    assert all(len(output["token_ids"]) == 5 for item in objects for output in item["outputs"])
+    assert all(len(output["token_ids"]) == 5 for printed in objects for output in printed["outputs"])
 
 
 @pytest.mark.usefixtures("default_gguf")

@@ -66,9 +66,9 @@ def samples(out: Path, name: str = "samples.jsonl") -> list[dict[str, Any]]:
 def named(out: Path) -> dict[tuple[int, int], tuple[list[int], bool]]:
     """What was drawn, by problem and sample; twice the same is an error."""
     made: dict[tuple[int, int], tuple[list[int], bool]] = {}
-    for item in samples(out):
-        assert (item["line"], item["sample"]) not in made, "a sample stands there twice"
-        made[item["line"], item["sample"]] = item["token_ids"], item["accepted"]
+    for sample in samples(out):
+        assert (sample["line"], sample["sample"]) not in made, "a sample stands there twice"
+        made[sample["line"], sample["sample"]] = sample["token_ids"], sample["accepted"]
     return made
 
 
@@ -97,17 +97,19 @@ def test_samples_can_be_trained_on(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "3 problems, 6 samples, 6 accepted"
     made = samples(tmp_path / "out")
-    assert {(item["line"], item["sample"]) for item in made} == {
+    assert {(sample["line"], sample["sample"]) for sample in made} == {
         (line, index) for line in (1, 2, 3) for index in (0, 1)
     }
-    for item in made:
-        assert len(item["token_ids"]) >= 4
-        assert "".join(item["tokens"]).removesuffix("<|im_end|>") == item["text"]
+    for sample in made:
+        assert len(sample["token_ids"]) >= 4
+        assert "".join(sample["tokens"]).removesuffix("<|im_end|>") == sample["text"]
         for name in ("tokens", "logprobs_teacher", "logprobs_theta", "logprobs_mixture", "alpha"):
-            assert len(item[name]) == len(item["token_ids"])
-        assert item["prompt"].endswith("<|im_start|>assistant\n")
-        assert "####" not in item["prompt"].replace('"#### "', ""), "the student saw the solution"
-    assert samples(tmp_path / "out", "data.jsonl") == sorted(made, key=lambda item: (item["line"], item["sample"]))
+            assert len(sample[name]) == len(sample["token_ids"])
+        assert sample["prompt"].endswith("<|im_start|>assistant\n")
+        assert "####" not in sample["prompt"].replace('"#### "', ""), "the student saw the solution"
+    assert samples(tmp_path / "out", "data.jsonl") == sorted(
+        made, key=lambda sample: (sample["line"], sample["sample"])
+    )
     assert (tmp_path / "out" / "report.html").stat().st_size > 1000
 
     again = run(tmp_path / "out", *flags)
@@ -125,9 +127,9 @@ def test_the_mixtures_logprobs_are_those_of_the_engine() -> None:
     [problem] = read_problems(GSM8K, limit=1)[0]
     params = SamplingParams(n=2, max_tokens=10, temperature=0.8, seed=1, logprobs=0)
     [output] = sampler.finish([sampler.request(*prompts_of(problem, recipe), params)], most_at_once=1)
-    for sample, item in zip(as_samples(problem, output, recipe, sampler), output.outputs, strict=True):
-        assert item.logprobs is not None
-        reported = [row[token].logprob for row, token in zip(item.logprobs, item.token_ids, strict=True)]
+    for sample, completion in zip(as_samples(problem, output, recipe, sampler), output.outputs, strict=True):
+        assert completion.logprobs is not None
+        reported = [row[token].logprob for row, token in zip(completion.logprobs, completion.token_ids, strict=True)]
         assert sample["logprobs_mixture"] == pytest.approx(reported, abs=1e-4)
 
 

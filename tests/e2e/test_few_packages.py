@@ -38,9 +38,9 @@ import importlib, pkgutil
 import ramify
 
 AROUND = ("ramify.cli", "ramify.server", "ramify.distill")  # the command line, the server, data for distillation
-for item in pkgutil.walk_packages(ramify.__path__, "ramify."):
-    if not item.name.startswith(AROUND):
-        importlib.import_module(item.name)
+for module in pkgutil.walk_packages(ramify.__path__, "ramify."):
+    if not module.name.startswith(AROUND):
+        importlib.import_module(module.name)
 for name in ramify.__all__:
     getattr(ramify, name)
 print("imported")
@@ -53,7 +53,7 @@ llm = LLM(sys.argv[1], max_model_len=64, num_kv_blocks=64)
 params = SamplingParams(n=2, seed=1, max_tokens=5, top_p=0.9, logprobs=2)
 for output in llm.generate([[1, 2, 3], [4]], params, use_tqdm=True):
     assert output.error is None
-    assert [len(item.token_ids) for item in output.outputs] == [5, 5]
+    assert [len(completion.token_ids) for completion in output.outputs] == [5, 5]
 pair = OptimalSampling(sys.argv[1], sys.argv[1], max_model_len=64, num_kv_blocks=64)
 assert pair.generate([[1, 2, 3]], [[4]], n=2, max_tokens=4).num_tokens == [4, 4]
 print("generated")

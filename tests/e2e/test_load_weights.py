@@ -32,7 +32,7 @@ def other_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def tokens(llm: LLM) -> list[list[tuple[int, ...]]]:
     outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
-    return [[item.token_ids for item in output.outputs] for output in outputs]
+    return [[completion.token_ids for completion in output.outputs] for output in outputs]
 
 
 def test_an_engine_draws_from_its_new_weights_as_if_made_with_them(folder: Path, tmp_path: Path) -> None:

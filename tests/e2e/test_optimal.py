@@ -65,9 +65,9 @@ def test_the_documents_examples_run_with_only_import_and_models_changed(
 def test_flat_lists_have_one_entry_per_sample_prompt_by_prompt(sampler: OptimalSampling) -> None:
     prompts = [TEACHER, "Once upon a time,"]
     outputs = sampler.generate(prompts, n=3, max_tokens=5, seed=4, ignore_eos=True, use_tqdm=False)
-    assert [len(item.outputs) for item in outputs.outputs] == [3, 3]
+    assert [len(output.outputs) for output in outputs.outputs] == [3, 3]
     assert outputs.num_tokens == [5] * 6
-    assert [item.text for output in outputs.outputs for item in output.outputs] == outputs.generated_texts
+    assert [sample.text for output in outputs.outputs for sample in output.outputs] == outputs.generated_texts
     assert [len(ids) for ids in outputs.generated_ids] == [5] * 6
     assert [len(values) for values in outputs.alpha_history] == [5] * 6
     for name in DIAGNOSTICS:
@@ -99,7 +99,7 @@ def test_at_the_ends_of_alpha_it_is_one_model(default_gguf: Path, alpha: float, 
     llm = LLM(str(default_gguf), max_model_len=256, num_kv_blocks=64)
     params = SamplingParams(n=3, max_tokens=16, seed=21, temperature=0.8)
     [alone] = llm.generate(prompt, params, use_tqdm=False)
-    assert outputs.generated_ids == [list(item.token_ids) for item in alone.outputs]
+    assert outputs.generated_ids == [list(sample.token_ids) for sample in alone.outputs]
 
 
 def test_each_model_sees_its_own_prompt_and_nothing_of_the_others(default_gguf: Path) -> None:

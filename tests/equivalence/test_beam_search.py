@@ -70,7 +70,7 @@ def differences(outputs: Sequence[RequestOutput], expected: Sequence[list[tuple[
     """Asserts equality; returns how many searches parted from the reference where two of its scores nearly tie."""
     parted = 0
     for output, beams in zip(outputs, expected, strict=True):
-        ours = [(list(item.token_ids), item.score or 0.0) for item in output.outputs]
+        ours = [(list(beam.token_ids), beam.score or 0.0) for beam in output.outputs]
         assert len(ours) == len(beams)
         if [tokens for tokens, _ in ours] == [tokens for tokens, _ in beams]:
             assert [score for _, score in ours] == pytest.approx([score for _, score in beams], abs=1e-4)
@@ -130,7 +130,7 @@ def test_the_default_models_beams_equal_transformers(default_gguf: Path) -> None
     expected = [reference_beams(reference, prompt, width=4, max_tokens=12, end_token_ids=ends) for prompt in ids]
     assert differences(outputs[:2], expected) == 0
     alone = llm.generate(texts[0], sampled, use_tqdm=False)[0]
-    assert [item.token_ids for item in outputs[2].outputs] == [item.token_ids for item in alone.outputs]
+    assert [beam.token_ids for beam in outputs[2].outputs] == [beam.token_ids for beam in alone.outputs]
 
 
 # -- what transformers does not do: against the formula written out ----------------------------------------------
@@ -151,8 +151,8 @@ def weights_of(reference: Any, prompt: list[int], change: Any = lambda _tokens, 
 
 
 def assert_follows(output: RequestOutput, expected: list[tuple[Tokens, float]]) -> None:
-    assert [item.token_ids for item in output.outputs] == [tokens for tokens, _ in expected]
-    assert [item.score for item in output.outputs] == pytest.approx([score for _, score in expected], abs=1e-4)
+    assert [beam.token_ids for beam in output.outputs] == [tokens for tokens, _ in expected]
+    assert [beam.score for beam in output.outputs] == pytest.approx([score for _, score in expected], abs=1e-4)
 
 
 @pytest.mark.parametrize(("width", "groups", "penalty"), [(4, 2, 0.7), (6, 3, 1.3), (4, 4, 0.4), (6, 2, 0.0)])
@@ -181,11 +181,11 @@ def test_group_beams_equal_the_formula(llm: LLM, reference: Any, width: int, gro
         if penalty:
             assert_follows(output, expected)
         else:  # groups are copies of each other: which of two equal outputs comes first is nobody's business
-            assert sorted(item.token_ids for item in output.outputs) == sorted(tokens for tokens, _ in expected)
+            assert sorted(beam.token_ids for beam in output.outputs) == sorted(tokens for tokens, _ in expected)
         raw = weights_of(reference, prompt)
-        for item in output.outputs:  # the penalty is in the score, and not in the sum of logprobs
-            own = sum(raw(item.token_ids[:place])[token] for place, token in enumerate(item.token_ids))
-            assert item.cumulative_logprob == pytest.approx(own, abs=1e-3)
+        for beam in output.outputs:  # the penalty is in the score, and not in the sum of logprobs
+            own = sum(raw(beam.token_ids[:position])[token] for position, token in enumerate(beam.token_ids))
+            assert beam.cumulative_logprob == pytest.approx(own, abs=1e-3)
 
 
 def test_beams_score_the_processed_distribution_renormalised(llm: LLM, reference: Any) -> None:
@@ -249,25 +249,25 @@ def test_stop_ids_end_a_beam_and_min_tokens_hold_it_back(llm: LLM, reference: An
         early_stopping=False,
     )
     assert_follows(output, expected)
-    for item in output.outputs:
-        assert len(item.token_ids) >= 5 or item.finish_reason == "length"
-        assert item.stop_reason == (item.token_ids[-1] if item.finish_reason == "stop" else None)
+    for beam in output.outputs:
+        assert len(beam.token_ids) >= 5 or beam.finish_reason == "length"
+        assert beam.stop_reason == (beam.token_ids[-1] if beam.finish_reason == "stop" else None)
 
 
 def test_beams_report_logprobs_of_their_own_tokens(llm: LLM, reference: Any) -> None:
     prompt = prompts(1, 77)[0]
     params = SamplingParams(strategy="beam_search", n=3, beam_width=3, max_tokens=6, logprobs=2)
     raw = weights_of(reference, prompt)
-    for item in llm.generate([prompt], params, use_tqdm=False)[0].outputs:
-        assert item.logprobs is not None
-        assert len(item.logprobs) == len(item.token_ids)
-        for place, (token, row) in enumerate(zip(item.token_ids, item.logprobs, strict=True)):
-            expected = raw(item.token_ids[:place])
+    for beam in llm.generate([prompt], params, use_tqdm=False)[0].outputs:
+        assert beam.logprobs is not None
+        assert len(beam.logprobs) == len(beam.token_ids)
+        for position, (token, row) in enumerate(zip(beam.token_ids, beam.logprobs, strict=True)):
+            expected = raw(beam.token_ids[:position])
             assert row[token].logprob == pytest.approx(expected[token], abs=1e-4)
             assert row[token].rank == 1 + sum(value > expected[token] for value in expected)
             assert set(row) >= set(sorted(range(320), key=lambda index: -expected[index])[:2])
-        assert item.cumulative_logprob == pytest.approx(
-            sum(row[token].logprob for token, row in zip(item.token_ids, item.logprobs, strict=True)), abs=1e-5
+        assert beam.cumulative_logprob == pytest.approx(
+            sum(row[token].logprob for token, row in zip(beam.token_ids, beam.logprobs, strict=True)), abs=1e-5
         )
 
 

@@ -83,4 +83,6 @@ def test_a_prompt_gives_the_same_tokens_alone_and_among_others(llm: LLM) -> None
     params = SamplingParams(temperature=0.9, top_p=0.95, seed=11, n=2, max_tokens=12)
     together = llm.generate(PROMPTS[:6], params, use_tqdm=False)
     alone = llm.generate(PROMPTS[3], params, use_tqdm=False)[0]
-    assert [item.token_ids for item in alone.outputs] == [item.token_ids for item in together[3].outputs]
+    assert [completion.token_ids for completion in alone.outputs] == [
+        completion.token_ids for completion in together[3].outputs
+    ]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ramify.models import gguf_quants
-from ramify.models.gguf_quants import FORMATS_BY_NAME, QuantFormat, dequantize, dequantize_into, type_name
+from ramify.models.gguf_quants import FORMATS_BY_NAME, QuantFormat, dequantize, type_name
 
 Bytes = npt.NDArray[np.uint8]
 NUM_BLOCKS = 5
@@ -125,22 +125,3 @@ def test_one_more_than_a_real_chunk(quant_format: QuantFormat) -> None:
     num_blocks = gguf_quants.CPU_CHUNK_WEIGHTS // quant_format.block_size + 1
     blocks = finite_blocks(quant_format, num_blocks)
     assert_same_bits(ours(blocks, quant_format), reference(blocks, quant_format))
-
-
-@EVERY_FORMAT
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_into_another_dtype_rounds_once(
-    quant_format: QuantFormat, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gguf_quants, "CPU_CHUNK_WEIGHTS", 2 * quant_format.block_size)
-    blocks = torch.from_numpy(finite_blocks(quant_format, NUM_BLOCKS))
-    out = torch.empty(NUM_BLOCKS, quant_format.block_size, dtype=dtype)
-    dequantize_into(blocks.view(-1), quant_format, out)
-    expected = torch.from_numpy(reference(blocks.numpy(), quant_format)).to(dtype)
-    torch.testing.assert_close(out.view(-1), expected, rtol=0, atol=0, equal_nan=True)
-
-
-def test_an_output_of_another_size_is_refused() -> None:
-    blocks = torch.zeros(2 * 20, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="2 Q4_1 blocks cannot fill 96 weights"):
-        dequantize_into(blocks, FORMATS_BY_NAME["Q4_1"], torch.empty(96))

@@ -78,7 +78,7 @@ ODD = [
     "Ġliteral Ċ",
     "mixed 日本 and עברית with 123 and 👍",
 ]
-FRAGMENTS = [item for item in ODD if 0 < len(item) < 40] + ["the", " of", "ing", "er", " ", "\n", "7", "'t"]
+FRAGMENTS = [text for text in ODD if 0 < len(text) < 40] + ["the", " of", "ing", "er", " ", "\n", "7", "'t"]
 
 
 def texts(seed: int, count: int = 500) -> list[str]:

@@ -98,11 +98,11 @@ def test_a_slow_reader_gets_several_tokens_in_one_output_and_loses_none() -> Non
         second = await anext(stream)
         gate.let(100)
         rest = [output async for output in stream]
-        assert [len(item.outputs[0].token_ids) for item in (first, second)] == [1, 5]
+        assert [len(each.outputs[0].token_ids) for each in (first, second)] == [1, 5]
         outputs = [first, second, *rest]
         assert rest[-1].finished
-        tokens = sum((item.outputs[0].token_ids for item in outputs), ())
-        rows = [row for item in outputs for row in item.outputs[0].logprobs or ()]
+        tokens = sum((each.outputs[0].token_ids for each in outputs), ())
+        rows = [row for each in outputs for row in each.outputs[0].logprobs or ()]
         [whole] = finish(
             fake_engine(), [([1, 2, 3, 4], SamplingParams(max_tokens=8, seed=7, logprobs=2, ignore_eos=True))]
         )
@@ -121,7 +121,7 @@ def test_a_reader_who_never_reads_costs_one_output_at_most() -> None:
         await until(lambda: engine.num_unfinished == 0)
         assert core.stats()["blocks_in_use"] == 0, "its blocks do not wait for the reader"
         only = [output async for output in stream]
-        assert [len(item.outputs[0].token_ids) for item in only] == [60]
+        assert [len(each.outputs[0].token_ids) for each in only] == [60]
         await engine.shutdown()
 
     run(body)
@@ -132,7 +132,7 @@ def test_cumulative_outputs_are_replaced_by_later_ones() -> None:
         engine = AsyncEngine(fake_engine())
         stream = engine.submit(request("all", output_kind="cumulative", ignore_eos=True))
         await until(lambda: engine.num_unfinished == 0)
-        [output] = [item async for item in stream]
+        [output] = [output async for output in stream]
         assert tokens_of(output) == expected("all", ignore_eos=True)
         await engine.shutdown()
 
@@ -206,7 +206,7 @@ def test_a_fault_of_the_engine_ends_all_requests_and_the_next_ones_are_served() 
         use_launch(core, broken)
         streams = [engine.submit(request(name)) for name in ("a", "bb")]
         got = await asyncio.gather(*(stream.final() for stream in streams), return_exceptions=True)
-        assert [type(item) for item in got] == [EngineFaultError] * 2
+        assert [type(error) for error in got] == [EngineFaultError] * 2
         assert "MemoryError" in str(got[0])
         assert "secret" not in str(got[0])
         after_fault = engine.is_sound
@@ -279,7 +279,7 @@ def test_shutdown_aborts_what_is_left_and_refuses_what_comes() -> None:
         gate.let(100)
         await engine.shutdown()
         finals = await asyncio.gather(*(stream.final() for stream in streams))
-        assert {item.outputs[0].finish_reason for item in finals} <= {FinishReason.ABORT, FinishReason.LENGTH}
+        assert {final.outputs[0].finish_reason for final in finals} <= {FinishReason.ABORT, FinishReason.LENGTH}
         assert core.stats()["blocks_in_use"] == 0
         with pytest.raises(EngineClosedError):
             engine.submit(request("late"))

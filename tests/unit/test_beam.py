@@ -36,11 +36,14 @@ def search(model: Weights, **options: Any) -> list[tuple[Tokens, float]]:
     for _ in range(options["longest_output"]):
         shown = []
         for child in running:
-            after = sorted(enumerate(model(tokens[child])), key=lambda item: -item[1])[:count]
+            after = sorted(enumerate(model(tokens[child])), key=lambda pair: -pair[1])[:count]
             shown += [Candidate(child, child, token, weight, weight) for token, weight in after]
         decisions = beams.advance(shown)
-        grown = {item.child: (*tokens[item.parent], item.token_id) for item in (*decisions.continued, *decisions.ended)}
-        running = [item.child for item in decisions.continued]
+        grown = {
+            continuation.child: (*tokens[continuation.parent], continuation.token_id)
+            for continuation in (*decisions.continued, *decisions.ended)
+        }
+        running = [continuation.child for continuation in decisions.continued]
         tokens |= grown
         if decisions.over:
             break

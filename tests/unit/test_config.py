@@ -26,7 +26,7 @@ PARTS: dict[str, Any] = {
     "cache_config": CacheConfig,
     "scheduler_config": SchedulerConfig,
 }
-OWNERS = {item.name: kind for kind in PARTS.values() for item in fields(kind)}
+OWNERS = {each.name: kind for kind in PARTS.values() for each in fields(kind)}
 
 
 def test_every_option_has_its_documented_default() -> None:
@@ -52,7 +52,7 @@ def test_every_option_has_its_documented_default() -> None:
         "preemption_mode": "recompute",
     }
     config = EngineConfig()
-    options = {item.name: getattr(getattr(config, name), item.name) for name in PARTS for item in fields(PARTS[name])}
+    options = {each.name: getattr(getattr(config, name), each.name) for name in PARTS for each in fields(PARTS[name])}
     assert options == documented
     assert DEFAULT_MODEL == "smollm2-135m"
 
@@ -64,11 +64,11 @@ def test_the_dtypes_are_the_documents_names() -> None:
 
 
 def test_every_option_has_a_help_text() -> None:
-    assert [item.name for kind in PARTS.values() for item in fields(kind) if not item.metadata.get("help")] == []
+    assert [each.name for kind in PARTS.values() for each in fields(kind) if not each.metadata.get("help")] == []
 
 
 def test_the_typed_options_are_all_fields_of_the_parts_but_the_model() -> None:
-    names = [item.name for kind in PARTS.values() for item in fields(kind)]
+    names = [each.name for kind in PARTS.values() for each in fields(kind)]
     assert len(set(names)) == len(names), "two parts share an option's name"
     assert set(EngineOptions.__annotations__) == set(names) - {"model"}
     assert EngineOptions.__required_keys__ == frozenset()

@@ -82,10 +82,8 @@ def test_pieces_joined_are_the_whole(case: tuple[Tokenizer, list[int]], skip: bo
     tokenizer, ids = case
     detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip)
     pieces = [detokenizer.push(token_id) for token_id in ids]
-    assert detokenizer.text == "".join(pieces)
     pieces.append(detokenizer.flush())
     assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
-    assert detokenizer.text == "".join(pieces)
 
 
 @settings(max_examples=500, deadline=None)
@@ -95,9 +93,8 @@ def test_what_came_out_is_certain(case: tuple[Tokenizer, list[int]], data: st.Da
     tokenizer, ids = case
     cut = data.draw(st.integers(0, len(ids)))
     detokenizer = IncrementalDetokenizer(tokenizer)
-    for token_id in ids[:cut]:
-        detokenizer.push(token_id)
-    assert tokenizer.decode(ids).startswith(detokenizer.text)
+    shown = "".join(detokenizer.push(token_id) for token_id in ids[:cut])
+    assert tokenizer.decode(ids).startswith(shown)
 
 
 @settings(max_examples=500, deadline=None)
@@ -107,17 +104,16 @@ def test_a_fork_goes_its_own_way(case: tuple[Tokenizer, list[int]], data: st.Dat
     cut = data.draw(st.integers(0, len(ids)))
     other = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=6))
     first = IncrementalDetokenizer(tokenizer)
-    for token_id in ids[:cut]:
-        first.push(token_id)
+    common = _pushed(first, ids[:cut])
     second = first.fork()
-    for token_id in other:
-        second.push(token_id)
-    for token_id in ids[cut:]:
-        first.push(token_id)
-    first.flush()
-    second.flush()
-    assert first.text == tokenizer.decode(ids)
-    assert second.text == tokenizer.decode(ids[:cut] + other)
+    of_second = _pushed(second, other)
+    of_first = _pushed(first, ids[cut:])
+    assert common + of_first + first.flush() == tokenizer.decode(ids)
+    assert common + of_second + second.flush() == tokenizer.decode(ids[:cut] + other)
+
+
+def _pushed(detokenizer: IncrementalDetokenizer, ids: list[int]) -> str:
+    return "".join(detokenizer.push(token_id) for token_id in ids)
 
 
 def _ids(tokenizer: Tokenizer, *tokens: str) -> list[int]:
@@ -162,10 +158,7 @@ def test_long_runs_of_bad_bytes_hold_nothing_that_grows() -> None:
     ):
         ids = _ids(tokenizer, token) * 100_000
         detokenizer = IncrementalDetokenizer(tokenizer)
-        for token_id in ids:
-            detokenizer.push(token_id)
-        detokenizer.flush()
-        assert detokenizer.text == tokenizer.decode(ids)
+        assert _pushed(detokenizer, ids) + detokenizer.flush() == tokenizer.decode(ids)
 
 
 def test_byte_tokens_are_known() -> None:

@@ -121,8 +121,8 @@ def test_problems_are_read_and_bad_lines_told(tmp_path: Path) -> None:
     path.write_bytes(b"\n".join(lines))
     problems, malformed = read_problems(path)
     assert [(problem.line, problem.question) for problem in problems] == [(1, "a"), (11, "é")]
-    assert [item.line for item in malformed] == [2, 4, 5, 6, 7, 8, 9, 10]
-    said = [str(item) for item in malformed]
+    assert [bad.line for bad in malformed] == [2, 4, 5, 6, 7, 8, 9, 10]
+    said = [str(bad) for bad in malformed]
     for fragment, message in zip(
         ("not JSON", "a list", "'answer'", "a number", "empty", "UTF-8", "surrogate", "not JSON"), said, strict=True
     ):
@@ -178,7 +178,7 @@ def test_filters_say_why() -> None:
         return CompletionOutput(0, text, tuple(range(tokens)), 0.0, finish_reason=reason)
 
     recipe = Recipe(match="number", min_length=3, require_finished=True)
-    for item, found, why in (
+    for completion, found, why in (
         (sample("18", 5), "18", None),
         (sample("19", 5), "19", "another answer"),
         (sample("", 5), None, "no answer"),
@@ -186,7 +186,7 @@ def test_filters_say_why() -> None:
         (sample("18", 5, FinishReason.LENGTH), "18", "not finished"),
         (sample("18", 5, FinishReason.ERROR), "18", "error"),
     ):
-        assert rejection(item, found, "18", recipe) == why
+        assert rejection(completion, found, "18", recipe) == why
     assert rejection(sample("", 0, FinishReason.LENGTH), None, "18", Recipe()) is None
 
 
@@ -235,7 +235,7 @@ def test_a_run_that_was_cut_anywhere_goes_on_to_the_same_samples(tmp_path: Path)
     ends = [0]
     for problem in PROBLEMS:
         ends.append(
-            ends[-1] + sum(len(json.dumps(item, ensure_ascii=False).encode()) + 1 for item in samples_of(problem))
+            ends[-1] + sum(len(json.dumps(sample, ensure_ascii=False).encode()) + 1 for sample in samples_of(problem))
         )
     assert ends[-1] == len(whole)
     for cut in range(len(whole)):
@@ -385,8 +385,8 @@ def test_a_report_of_nothing(tmp_path: Path) -> None:
 
 def test_the_page_names_every_setting() -> None:
     page = (ROOT / "docs" / "distill.md").read_text(encoding="utf-8")
-    for item in fields(Recipe):
-        assert f"`{item.name}`" in page, item.name
+    for field in fields(Recipe):
+        assert f"`{field.name}`" in page, field.name
     for sample in samples_of(PROBLEMS[0]):
         for name in sample:
             assert f"`{name}`" in page, name

@@ -33,7 +33,7 @@ def listed_classes() -> dict[str, list[Listed]]:
 
 
 CLASSES = listed_classes()
-METHODS = [item for methods in CLASSES.values() for item in methods]
+METHODS = [listed for methods in CLASSES.values() for listed in methods]
 
 
 def test_the_document_was_read_whole() -> None:
@@ -49,7 +49,7 @@ def test_every_class_is_exported(name: str) -> None:
     assert name in ramify.__all__
 
 
-@pytest.mark.parametrize("listed", METHODS, ids=[f"{item.owner}.{item.method}" for item in METHODS])
+@pytest.mark.parametrize("listed", METHODS, ids=[f"{listed.owner}.{listed.method}" for listed in METHODS])
 def test_every_method_takes_what_the_document_says(listed: Listed) -> None:
     method = inspect.getattr_static(getattr(ramify, listed.owner), listed.method)
     function = method.fget if isinstance(method, property) else method

@@ -12,7 +12,7 @@ from tests.fake import fake_engine
 def test_tokens_per_second_move_while_no_prompt_ends(
     visible: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(drive, "SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(drive, "SECONDS_BETWEEN_REFRESHES", 0.0)
     requests = [Request(name, None, [1, 2, 3], SamplingParams(max_tokens=8, ignore_eos=True)) for name in "ab"]
     outputs = drive.run(fake_engine(), requests, use_tqdm=visible)
     assert [output.request_id for output in outputs] == ["a", "b"]

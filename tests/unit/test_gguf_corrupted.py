@@ -42,11 +42,11 @@ def write_small_model(path: Path) -> None:
 
 
 def read_everything(path: Path) -> None:
-    with GGUFFile.open(path) as file:
-        for name, info in file.tensors.items():
-            weights = file.tensor(name)
-            assert tuple(weights.shape) == info.shape
-            weights.double().sum()  # touches every page
+    file = GGUFFile.open(path)
+    for name, info in file.tensors.items():
+        weights = file.tensor(name)
+        assert tuple(weights.shape) == info.shape
+        weights.double().sum()  # touches every page
 
 
 def try_all_variants(sound_path: Path) -> Survival:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 import tracemalloc
 import warnings
@@ -119,82 +120,64 @@ def test_agrees_with_the_reference_reader(tmp_path: Path, alignment: int | None)
     path = tmp_path / "reference.gguf"
     write_reference_file(path, alignment)
     reader = gguf.GGUFReader(path)
-    with GGUFFile.open(path) as file:
-        fields = {key: field for key, field in reader.fields.items() if not key.startswith("GGUF.")}
-        assert list(file.metadata) == list(fields)
-        for key, field in fields.items():
-            value = file.metadata[key]
-            assert (value.tolist() if isinstance(value, np.ndarray) else value) == field.contents()
-        assert list(file.tensors) == [each.name for each in reader.tensors]
-        for each in reader.tensors:
-            info = file.tensors[each.name]
-            assert info.shape == tuple(reversed(each.shape.tolist()))
-            assert info.quantization == each.tensor_type.name
-            assert (info.offset, info.num_bytes) == (each.data_offset, each.n_bytes)
-            weights = file.tensor(each.name)
-            assert tuple(weights.shape) == info.shape
-            expected = gguf.quants.dequantize(each.data, each.tensor_type).reshape(info.shape)
-            np.testing.assert_array_equal(weights.float().numpy(), expected)
+    file = GGUFFile.open(path)
+    fields = {key: field for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+    assert list(file.metadata) == list(fields)
+    for key, field in fields.items():
+        value = file.metadata[key]
+        assert (value.tolist() if isinstance(value, np.ndarray) else value) == field.contents()
+    assert list(file.tensors) == [each.name for each in reader.tensors]
+    for each in reader.tensors:
+        info = file.tensors[each.name]
+        assert info.shape == tuple(reversed(each.shape.tolist()))
+        assert info.quantization == each.tensor_type.name
+        assert (info.offset, info.num_bytes) == (each.data_offset, each.n_bytes)
+        weights = file.tensor(each.name)
+        assert tuple(weights.shape) == info.shape
+        expected = gguf.quants.dequantize(each.data, each.tensor_type).reshape(info.shape)
+        np.testing.assert_array_equal(weights.float().numpy(), expected)
 
 
 def test_metadata_has_plain_types(tmp_path: Path) -> None:
     path = tmp_path / "reference.gguf"
     write_reference_file(path)
-    with GGUFFile.open(path) as file:
-        for kind, value in EVERY_SCALAR.items():
-            read = file.metadata[f"test.{kind}"]
-            assert read == value
-            assert type(read) is type(value)
-        assert file.metadata["test.strings"] == ["", "a", "Ġthe", "🌍", "x" * 300]
-        for key, dtype in (("test.ints", np.int32), ("test.floats", np.float32), ("test.bools", np.bool_)):
-            numbers = file.metadata[key]
-            assert isinstance(numbers, np.ndarray)
-            assert numbers.dtype == dtype
-            assert not numbers.flags.writeable
+    file = GGUFFile.open(path)
+    for kind, value in EVERY_SCALAR.items():
+        read = file.metadata[f"test.{kind}"]
+        assert read == value
+        assert type(read) is type(value)
+    assert file.metadata["test.strings"] == ["", "a", "Ġthe", "🌍", "x" * 300]
+    for key, dtype in (("test.ints", np.int32), ("test.floats", np.float32), ("test.bools", np.bool_)):
+        numbers = file.metadata[key]
+        assert isinstance(numbers, np.ndarray)
+        assert numbers.dtype == dtype
+        assert not numbers.flags.writeable
 
 
 def test_dtypes_are_kept_or_float32(tmp_path: Path) -> None:
     path = tmp_path / "reference.gguf"
     write_reference_file(path)
-    with GGUFFile.open(path) as file:
-        dtypes = {info.quantization: file.tensor(name).dtype for name, info in file.tensors.items()}
+    file = GGUFFile.open(path)
+    dtypes = {info.quantization: file.tensor(name).dtype for name, info in file.tensors.items()}
     assert dtypes.pop("F16") == torch.float16
     assert dtypes.pop("BF16") == torch.bfloat16
     assert set(dtypes.values()) == {torch.float32}
-
-
-def test_read_into_fills_the_given_memory(tmp_path: Path) -> None:
-    path = tmp_path / "reference.gguf"
-    write_reference_file(path)
-    with GGUFFile.open(path) as file:
-        for name, info in file.tensors.items():
-            out = torch.empty(info.shape, dtype=torch.bfloat16)
-            file.read_into(name, out)
-            assert torch.equal(out, file.tensor(name).to(torch.bfloat16))
-        with pytest.raises(WeightsError, match=r"'F32.weight' is \(3,\), not \(4,\)"):
-            file.read_into("F32.weight", torch.empty(4))
 
 
 def test_views_outlive_the_file_and_never_reach_it(tmp_path: Path) -> None:
     contents = build(tensor("x", (2,)), tensors=1, data=struct.pack("<2f", 1.5, 2.5))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch warns about memory it may not write to
-        file = open_bytes(tmp_path, contents)
-        weights = file.tensor("x")
-    file.close()
-    file.close()
+        weights = open_bytes(tmp_path, contents).tensor("x")
+    gc.collect()
     assert weights.tolist() == [1.5, 2.5]
     weights.zero_()
     assert (tmp_path / NAME).read_bytes() == contents
-    with pytest.raises(ValueError, match="closed"):
-        file.tensor("x")
 
 
 def test_an_unknown_tensor_name(tmp_path: Path) -> None:
-    with (
-        open_bytes(tmp_path, build(entries=0)) as file,
-        pytest.raises(WeightsError, match="has no tensor 'x'"),
-    ):
+    file = open_bytes(tmp_path, build(entries=0))
+    with pytest.raises(WeightsError, match="has no tensor 'x'"):
         file.tensor("x")
 
 

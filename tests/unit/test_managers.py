@@ -93,18 +93,18 @@ def test_empty_is_no_token_before_the_one_that_ended_it(changes: dict[str, Any],
 def test_the_best_come_first_and_their_index_is_their_rank() -> None:
     outputs = [completion(index, logprob=logprob) for index, logprob in enumerate([-3.0, -1.0, -2.0, -9.0])]
     best = BestOfNFilter().select_best(outputs, 3)
-    assert [(item.index, item.score, item.cumulative_logprob) for item in best] == [
+    assert [(completion.index, completion.score, completion.cumulative_logprob) for completion in best] == [
         (0, -1.0, -1.0),
         (1, -2.0, -2.0),
         (2, -3.0, -3.0),
     ]
-    assert [item.index for item in outputs] == [0, 1, 2, 3], "what was given is not changed"
+    assert [completion.index for completion in outputs] == [0, 1, 2, 3], "what was given is not changed"
 
 
 def test_an_empty_output_ranks_last_and_not_first() -> None:
     for score in (None, "mean_logprob", lambda _output: 1.0):
         best = BestOfNFilter(score).select_best([EMPTY, completion(1, logprob=-50.0)], 2)
-        assert [item.is_empty() for item in best] == [False, True]
+        assert [completion.is_empty() for completion in best] == [False, True]
 
 
 def test_scores_are_those_of_sampling_params() -> None:
@@ -134,7 +134,7 @@ def test_best_of_is_drawn_and_the_n_best_return_best_first() -> None:
     due = parent.record_child_output("a-4", EMPTY)
     assert due.finished
     assert parent.all_finished
-    assert [(item.index, item.cumulative_logprob, item.score) for item in due.outputs] == [
+    assert [(completion.index, completion.cumulative_logprob, completion.score) for completion in due.outputs] == [
         (0, -1.0, -1.0),
         (1, -2.0, -2.0),
     ]
@@ -144,7 +144,7 @@ def test_children_come_back_in_order_whoever_ends_first() -> None:
     parent = ParentRequest("a", SamplingParams(n=3))
     for index in (2, 0, 1):
         due = parent.record_child_output(f"a-{index}", completion(tokens=index + 1))
-    assert [(item.index, len(item.token_ids)) for item in due.outputs] == [(0, 1), (1, 2), (2, 3)]
+    assert [(completion.index, len(completion.token_ids)) for completion in due.outputs] == [(0, 1), (1, 2), (2, 3)]
     assert parent.max_num_generation_tokens == 3
 
 
@@ -220,15 +220,15 @@ def test_deltas_concatenate_to_the_final_outputs(texts: list[list[str]], order: 
         due = final.record_child_output(f"a-{index}", child)
     assert due.finished
     assert streamed.all_finished
-    assert joined == [item.text for item in due.outputs] == ["".join(pieces) for pieces in texts]
-    assert tokens == [item.token_ids for item in due.outputs]
+    assert joined == [completion.text for completion in due.outputs] == ["".join(pieces) for pieces in texts]
+    assert tokens == [completion.token_ids for completion in due.outputs]
 
 
 def test_cumulative_outputs_of_best_of_are_the_best_so_far() -> None:
     parent = ParentRequest("a", SamplingParams(n=1, best_of=2, output_kind="cumulative"))
     assert parent.record_child_output("a-0", completion(logprob=-5.0)).outputs[0].score == -5.0
     due = parent.record_child_output("a-1", completion(logprob=-1.0))
-    assert [item.score for item in due.outputs] == [-1.0]
+    assert [completion.score for completion in due.outputs] == [-1.0]
     assert due.finished
 
 
@@ -365,7 +365,7 @@ def test_a_search_as_wide_as_the_tree_finds_the_best_sequences_there_are(start: 
         if not any(tokens[length:]):  # each sequence that ends early once
             total = sum(dict(logprobs_after((start, *tokens[:at])))[tokens[at]] for at in range(length))
             expected.append((tokens[:length], total / length**length_penalty))
-    expected.sort(key=lambda item: -item[1])
+    expected.sort(key=lambda pair: -pair[1])
     best = search(manager, start)
     assert [beam.token_ids for beam in best] == [tokens for tokens, _ in expected[:50]]
     assert [beam.score for beam in best] == pytest.approx([score for _, score in expected[:50]])
@@ -375,7 +375,7 @@ def test_a_search_as_wide_as_the_tree_finds_the_best_sequences_there_are(start: 
 def test_a_beam_of_one_is_greedy() -> None:
     tokens: list[int] = []
     while len(tokens) < 8 and tokens[-1:] != [0]:
-        tokens.append(max(logprobs_after((4, *tokens)), key=lambda item: item[1])[0])
+        tokens.append(max(logprobs_after((4, *tokens)), key=lambda pair: pair[1])[0])
     [best] = search(BeamSearchManager(1, end_token_ids=[0], longest_output=8), 4)
     assert best.token_ids == tuple(tokens)
 

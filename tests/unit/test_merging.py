@@ -50,7 +50,7 @@ def test_any_way_of_joining_gives_the_same(steps: list[list[tuple[int, int, str]
             waiting = None
     for child in seen:
         taken = [(token, text) for step in steps for which, token, text in step if which == child]
-        parts = [item for output in read for item in output.outputs if item.index == child]
+        parts = [completion for output in read for completion in output.outputs if completion.index == child]
         assert "".join(part.text for part in parts) == "".join(text for _, text in taken)
         assert [token for part in parts for token in part.token_ids] == [token for token, _ in taken]
         assert [min(row) for part in parts for row in part.logprobs or ()] == [token for token, _ in taken]
@@ -58,7 +58,7 @@ def test_any_way_of_joining_gives_the_same(steps: list[list[tuple[int, int, str]
         assert weights == [token / 100 for token, _ in taken]
         assert parts[-1].cumulative_logprob == -float(len(taken))
     assert read[-1].finished
-    assert {item.finish_reason for item in read[-1].outputs} <= {FinishReason.LENGTH}
+    assert {completion.finish_reason for completion in read[-1].outputs} <= {FinishReason.LENGTH}
 
 
 def test_of_outputs_that_hold_everything_the_later_one_counts() -> None:

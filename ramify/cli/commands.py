@@ -1,4 +1,4 @@
-"""`ramify`: generate, chat, serve, distill, bench, models. Everything heavy is imported when a command needs it."""
+"""`ramify`: generate, chat, serve, distill, bench, models."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from ramify.cli_distill import distill
-from ramify.cli_options import (
+from ramify.cli.distill import distill
+from ramify.cli.options import (
     ENGINE_FIELDS,
     ENGINE_FLAGS,
     MIXTURE_FIELDS,
@@ -57,14 +57,14 @@ CHAT = flags_of(SAMPLING_FIELDS, "Sampling", {"max_tokens": 512, "temperature": 
 
 
 def main() -> None:
-    """The command's entry: errors of ours are one line, Ctrl-C is silent."""
+    """The command's entry point: an error of ours is one line."""
     try:
         app()
     except RamifyError as error:
         Console(stderr=True).print(f"[bold red]error:[/] {_escape(str(error))}", highlight=False)
         sys.exit(2)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader went away; Python would complain about it when it exits
+        sys.stderr.close()  # the reader is gone, and Python would complain about that on exit
         sys.exit(1)
 
 
@@ -101,7 +101,7 @@ def generate(
         for output in outputs:
             print(json.dumps(_as_json(output), ensure_ascii=False))
     else:
-        from ramify.cli_view import show_side_by_side
+        from ramify.cli.view import show_side_by_side
 
         show_side_by_side(Console(), outputs)
     if any(output.error for output in outputs):
@@ -169,7 +169,7 @@ app.command()(distill)
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(context: typer.Context) -> None:
     """Compare with rivals on the CPU workloads; further arguments go to bench/offline.py (try -- --help)."""
-    script = Path(__file__).parents[1] / "bench" / "offline.py"
+    script = Path(__file__).parents[2] / "bench" / "offline.py"
     if not script.exists():
         raise RamifyError("the benchmarks are part of the repository, not of the installed package: clone it")
     raise typer.Exit(subprocess.run([sys.executable, str(script), *context.args], check=False).returncode)
@@ -231,32 +231,32 @@ def _as_json(output: RequestOutput) -> dict[str, Any]:
         **_logprobs_json("prompt_logprobs", output.prompt_logprobs),
         "outputs": [
             {
-                "index": item.index,
-                "text": item.text,
-                "token_ids": list(item.token_ids),
-                "cumulative_logprob": item.cumulative_logprob,
-                "score": item.score,
-                "finish_reason": None if item.finish_reason is None else item.finish_reason.value,
-                "stop_reason": item.stop_reason,
-                **_logprobs_json("logprobs", item.logprobs),
+                "index": completion.index,
+                "text": completion.text,
+                "token_ids": list(completion.token_ids),
+                "cumulative_logprob": completion.cumulative_logprob,
+                "score": completion.score,
+                "finish_reason": None if completion.finish_reason is None else completion.finish_reason.value,
+                "stop_reason": completion.stop_reason,
+                **_logprobs_json("logprobs", completion.logprobs),
             }
-            for item in output.outputs
+            for completion in output.outputs
         ],
     }
 
 
 def _logprobs_json(name: str, rows: Sequence[LogprobRow | None] | None) -> dict[str, Any]:
-    """Only where asked for. Of each token: likeliest first; itself last where it is not among them."""
+    """Only where asked for. Each token's row has the likeliest first, and the token itself last if not among them."""
     if rows is None:
         return {}
-    made = []
-    for row in rows:
-        entries = [
-            {"token_id": token_id, "token": item.decoded_token, "logprob": item.logprob, "rank": item.rank}
-            for token_id, item in (row or {}).items()
-        ]
-        made.append(None if row is None else entries)
-    return {name: made}
+    return {name: [None if row is None else _row_json(row) for row in rows]}
+
+
+def _row_json(row: LogprobRow) -> list[dict[str, Any]]:
+    return [
+        {"token_id": token_id, "token": entry.decoded_token, "logprob": entry.logprob, "rank": entry.rank}
+        for token_id, entry in row.items()
+    ]
 
 
 def _escape(text: str) -> str:

@@ -11,13 +11,13 @@ import typer
 from rich.console import Console
 
 from ramify import validation as check
-from ramify.cli_options import ENGINE_FLAGS, chosen, flags_of, override_flags_of, with_flags
+from ramify.cli.options import ENGINE_FLAGS, chosen, flags_of, override_flags_of, with_flags
 from ramify.distill.recipe import Recipe, load_preset, preset_names
 from ramify.errors import InvalidInputError
 
 RECIPE_FIELDS = fields(Recipe)
 RECIPE = override_flags_of(RECIPE_FIELDS, "Recipe (default: what the preset says)")
-# The recipe names both models, and their shares of randomness.
+# The recipe names both models.
 ENGINE_FIELDS = tuple(field for field in ENGINE_FLAGS if field.name != "model")
 ENGINE = flags_of(ENGINE_FIELDS, "Engine")
 MOST_SHOWN = 10
@@ -47,8 +47,8 @@ def distill(
     recipe = load_preset(preset).changed(overrides)
     found, malformed = read_problems(problems, limit)
     console = Console(stderr=True)
-    for item in malformed[:MOST_SHOWN]:
-        console.print(f"{problems}, {item}", style="yellow", highlight=False, markup=False)
+    for bad_line in malformed[:MOST_SHOWN]:
+        console.print(f"{problems}, {bad_line}", style="yellow", highlight=False, markup=False)
     if len(malformed) > MOST_SHOWN:
         console.print(f"... and {len(malformed) - MOST_SHOWN} more", style="yellow")
     if malformed and on_malformed == "stop":
@@ -75,8 +75,8 @@ def distill(
     except KeyboardInterrupt:
         say(f"stopped; what was done is kept in {out}, and the same command goes on from there")
         raise typer.Exit(130) from None
-    for item in summary.refused[:MOST_SHOWN]:
-        console.print(f"{problems}, {item}", style="yellow", highlight=False, markup=False)
+    for bad_line in summary.refused[:MOST_SHOWN]:
+        console.print(f"{problems}, {bad_line}", style="yellow", highlight=False, markup=False)
     earlier = summary.problems - summary.sampled_now
     print(
         f"{_count(summary.problems, 'problem')}{f' ({earlier} from before)' if earlier else ''}, "

@@ -17,7 +17,7 @@ from ramify.sampling_params import SamplingParams
 from ramify.server.config import PairConfig, ServerConfig
 
 ENGINE_FIELDS = tuple(field for kind in (ModelConfig, CacheConfig, SchedulerConfig) for field in fields(kind))
-# What cannot be typed at a prompt (functions) or makes no sense there (a command shows text, as it likes).
+# Functions cannot be typed, and a command decides itself how it shows text.
 NOT_FLAGS = frozenset({"logits_processors", "output_kind", "detokenize"})
 SAMPLING_FIELDS = tuple(field for field in fields(SamplingParams) if field.name not in NOT_FLAGS)
 # The engine's own seed would collide with the request's --seed, which is the one people mean.
@@ -48,8 +48,8 @@ def flags_of(
 
 
 def override_flags_of(some: Iterable[Field[Any]], panel: str) -> list[inspect.Parameter]:
-    """As flags_of, but each may be left out, which is None: what a preset says then stays."""
-    return [item.replace(default=None, annotation=_optional(item.annotation)) for item in flags_of(some, panel)]
+    """As flags_of, but a flag that is left out is None, so that the preset's value stays."""
+    return [flag.replace(default=None, annotation=_optional(flag.annotation)) for flag in flags_of(some, panel)]
 
 
 def _optional(annotation: Any) -> Any:
@@ -58,19 +58,19 @@ def _optional(annotation: Any) -> Any:
     return Annotated[kind | None, option]
 
 
-def with_flags(*groups: list[inspect.Parameter]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_flags(*panels: list[inspect.Parameter]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds flags to a command; it receives their values as keyword arguments."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
-        own = [item for item in signature.parameters.values() if item.kind is not item.VAR_KEYWORD]
-        added = [item for group in groups for item in group]
+        own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+        parameters = own + [flag for flags in panels for flag in flags]
 
         def run(**values: Any) -> None:
             command(**values)
 
-        run.__signature__ = signature.replace(parameters=own + added)  # type: ignore[attr-defined]
-        run.__annotations__ = {item.name: item.annotation for item in own + added}
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         return run
 

@@ -66,13 +66,13 @@ def _likelihoods(tokens: Iterable[tuple[int, LogprobRow]]) -> Table:
     table.add_column(justify="right")
     table.add_column(style="dim", overflow="ellipsis", no_wrap=True)
     for token_id, row in tokens:
-        others = [item for identity, item in row.items() if identity != token_id]
-        chances = "  ".join(f"{_shown(item.decoded_token)} {math.exp(item.logprob):.0%}" for item in others)
+        others = [logprob for other_id, logprob in row.items() if other_id != token_id]
+        chances = "  ".join(f"{_shown(other.decoded_token)} {math.exp(other.logprob):.0%}" for other in others)
         own = row[token_id]
         table.add_row(_shown(own.decoded_token or str(token_id)), f"{math.exp(own.logprob):.1%}", chances)
     return table
 
 
 def _shown(token: str | None) -> Text:
-    """A token as it can be seen on a line: spaces and line breaks get signs."""
+    """A token on one line: spaces and line breaks are drawn as signs."""
     return Text((token or "?").replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥"))
