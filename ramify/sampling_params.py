@@ -161,11 +161,16 @@ class SamplingParams:
         return self.beam_width if self.beam_width is not None else max(self.n, 2)
 
     @property
+    def num_children(self) -> int:
+        """How many sequences a prompt grows into: samples, or the beams of a search."""
+        is_beam_search = self.resolved_strategy is SamplingStrategy.BEAM_SEARCH
+        return self.resolved_beam_width if is_beam_search else self.num_samples
+
+    @property
     def num_together(self) -> int | None:
         """How many sequences must step together, because they look at each other; None where each goes its own way."""
-        if self.resolved_strategy is SamplingStrategy.BEAM_SEARCH:
-            return self.resolved_beam_width
-        return self.num_samples if self.resolved_strategy is SamplingStrategy.DIVERSE else None
+        looks_at_siblings = self.resolved_strategy in (SamplingStrategy.BEAM_SEARCH, SamplingStrategy.DIVERSE)
+        return self.num_children if looks_at_siblings else None
 
     @property
     def looks_back(self) -> bool:

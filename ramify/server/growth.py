@@ -14,7 +14,6 @@ from fastapi.responses import JSONResponse
 from ramify.async_engine import RequestStream
 from ramify.outputs import GrownToken, GrowthStep, MixtureReport, RequestOutput
 from ramify.request import Request as EngineRequest
-from ramify.sampling_params import SamplingStrategy
 from ramify.server.body import JsonRoute
 from ramify.server.choices import check_sound, usage
 from ramify.server.connection import EventStream, event_of
@@ -92,13 +91,12 @@ async def _events(stream: RequestStream, model: ServedModel) -> AsyncIterator[by
 
 def start_event(request: EngineRequest, model: str) -> dict[str, Any]:
     params = request.sampling_params
-    is_beam_search = params.resolved_strategy is SamplingStrategy.BEAM_SEARCH
     return {
         "type": "start",
         "id": request.request_id,
         "model": model,
         "strategy": params.resolved_strategy.value,
-        "num_children": params.resolved_beam_width if is_beam_search else params.num_samples,
+        "num_children": params.num_children,
         "num_prompt_tokens": len(request.prompt_token_ids),
     }
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ramify.async_engine import AsyncEngine
 from ramify.intake import Intake
 from ramify.pair import PairIntake
-from ramify.sampling_params import SamplingParams, SamplingStrategy
+from ramify.sampling_params import SamplingParams
 from ramify.server.config import ServerConfig
 from ramify.server.problems import Problem
 
@@ -110,9 +110,7 @@ class Service:
 
     def check_samples(self, num_prompts: int, params: SamplingParams) -> None:
         """One HTTP request may not ask for more samples than the server allows."""
-        is_beam_search = params.resolved_strategy is SamplingStrategy.BEAM_SEARCH
-        each = params.resolved_beam_width if is_beam_search else params.num_samples
-        most = self.config.max_samples
+        each, most = params.num_children, self.config.max_samples
         if num_prompts * each > most:
             message = f"prompts times n (or best_of, or beam_width) must be at most {most}, got {num_prompts} x {each}"
             raise Problem(400, message, param="n", code="too_many_samples")
