@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from ramify.server import problems
 from ramify.server.body import JsonRoute
 from ramify.server.chat import chat_routes
 from ramify.server.completions import completion_routes
 from ramify.server.config import ServerConfig
-from ramify.server.documents import DESCRIPTION, failures
+from ramify.server.failures import handle_failures
 from ramify.server.growth import growth_routes
 from ramify.server.guard import Guard
 from ramify.server.metrics import ServerMetrics
+from ramify.server.openapi import DESCRIPTION, failures
 from ramify.server.pages import Playground
 from ramify.server.reference import reference_page
 from ramify.server.replies import Health
@@ -50,7 +50,7 @@ def app_of(service: Service) -> FastAPI:
     metrics = ServerMetrics(service)
     service.when_opened(metrics.listen_to)
     app.state.service = service
-    problems.install(app)
+    handle_failures(app)
     app.include_router(completion_routes(service))
     app.include_router(chat_routes(service))
     app.include_router(growth_routes(service))

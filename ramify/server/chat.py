@@ -15,9 +15,9 @@ from ramify.sampling_params import SamplingParams
 from ramify.server.body import JsonRoute
 from ramify.server.choices import chat_logprobs, common
 from ramify.server.completions import has_news
-from ramify.server.documents import failures, streamed_or
 from ramify.server.exchange import answer
-from ramify.server.problems import Problem
+from ramify.server.failures import Failure
+from ramify.server.openapi import failures, streamed_or
 from ramify.server.protocol import ChatCompletionRequest
 from ramify.server.replies import ChatCompletion
 from ramify.server.service import ServedModel, Service, prepared
@@ -33,7 +33,7 @@ def chat_routes(service: Service) -> APIRouter:
         params = body.params()
         service.check_samples(1, params)
         if body.chat_template is not None and not service.config.allow_chat_template:
-            raise Problem(
+            raise Failure(
                 400,
                 "chat_template is not allowed in requests here (the server's --allow-chat-template)",
                 param="chat_template",

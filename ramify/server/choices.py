@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ramify.outputs import CompletionOutput, FinishReason, LogprobRow, MixtureReport, RequestOutput
-from ramify.server.problems import Problem
+from ramify.server.failures import Failure
 from ramify.text.codec import TextCodec
 
 # JSON has no infinity; OpenAI writes this number for "cannot be".
@@ -25,11 +25,11 @@ def usage(outputs: Iterable[RequestOutput], completion_tokens: int) -> dict[str,
 
 
 def check_sound(output: RequestOutput) -> None:
-    """Raises the Problem of a request that did not come to a good end."""
+    """Raises the Failure of a request that did not come to a good end."""
     if output.error is not None:
-        raise Problem(500, f"the request failed: {output.error}", code="request_fault")
+        raise Failure(500, f"the request failed: {output.error}", code="request_fault")
     if any(item.finish_reason is FinishReason.ABORT for item in output.outputs):
-        raise Problem(503, "the request was ended because the server is shutting down", code="aborted")
+        raise Failure(503, "the request was ended because the server is shutting down", code="aborted")
 
 
 def common(item: CompletionOutput, *, with_token_ids: bool) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from ramify.request import Request as EngineRequest
 from ramify.sampling_params import SamplingParams
 from ramify.server.body import JsonRoute
 from ramify.server.choices import CompletionLogprobs, common, prompt_rows
-from ramify.server.documents import failures, streamed_or
 from ramify.server.exchange import answer
+from ramify.server.openapi import failures, streamed_or
 from ramify.server.protocol import CompletionRequest
 from ramify.server.replies import Completion
 from ramify.server.service import ServedModel, Service, prepared

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
-from ramify.server.problems import Problem, problem_of
+from ramify.server.failures import Failure, failure_of
 
 T = TypeVar("T")
 ARRIVAL = "ramify.arrival"  # in a request's scope: when it came, by the event loop's clock
@@ -23,8 +23,8 @@ def deadline_of(scope: Scope, seconds: float) -> float:
     return arrival + seconds
 
 
-def out_of_time(seconds: float) -> Problem:
-    return Problem(408, f"the request took longer than {seconds:g} s", code="request_timeout")
+def out_of_time(seconds: float) -> Failure:
+    return Failure(408, f"the request took longer than {seconds:g} s", code="request_timeout")
 
 
 async def unless_gone(request: Request, seconds: float, work: Coroutine[Any, Any, T]) -> T:
@@ -37,7 +37,7 @@ async def unless_gone(request: Request, seconds: float, work: Coroutine[Any, Any
         if working in done:
             return working.result()
         if leaving in done:
-            raise Problem(499, "the client went away", code="client_gone")
+            raise Failure(499, "the client went away", code="client_gone")
         raise out_of_time(seconds)
     finally:
         await _cancel(working, leaving)
@@ -80,7 +80,7 @@ class EventStream(Response):
             async with asyncio.timeout(_LAST_WORDS_SECONDS):  # perhaps it is the client that does not read
                 await send(_body(event_of(out_of_time(self._seconds).as_json())))
         except Exception as error:  # too late for a status: the stream itself says what happened
-            await send(_body(event_of(problem_of(error).as_json())))
+            await send(_body(event_of(failure_of(error).as_json())))
         await send({"type": "http.response.body", "body": _DONE, "more_body": False})
 
 

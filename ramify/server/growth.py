@@ -17,8 +17,8 @@ from ramify.request import Request as EngineRequest
 from ramify.server.body import JsonRoute
 from ramify.server.choices import check_sound, usage
 from ramify.server.connection import EventStream, event_of
-from ramify.server.documents import failures
 from ramify.server.growth_events import GrowthEvent
+from ramify.server.openapi import failures
 from ramify.server.protocol import GrowthRequest
 from ramify.server.service import ServedModel, Service, prepared
 from ramify.text.codec import TextCodec

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ramify.server.connection import ARRIVAL
-from ramify.server.problems import Problem, problem_of
+from ramify.server.failures import Failure, failure_of
 
 _log = logging.getLogger(__name__)
 Count = Callable[[str, str, int], None]
@@ -47,13 +47,13 @@ class Guard:
             await send(message)
 
         if self._digest is not None and scope["path"] not in self._open_paths and not self._has_key(scope):
-            refusal = Problem(
+            failure = Failure(
                 401,
                 "a valid API key is needed: send Authorization: Bearer KEY",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-            await refusal.response()(scope, receive, counted)
+            await failure.response()(scope, receive, counted)
             return
         try:
             await self._app(scope, receive, counted)
@@ -62,7 +62,7 @@ class Guard:
         ):  # a mistake of ours: whoever runs the server reads about it, the client learns that it was one
             _log.exception("a request failed")
             if not has_answered:
-                await problem_of(RuntimeError()).response()(scope, receive, counted)
+                await failure_of(RuntimeError()).response()(scope, receive, counted)
 
     def _has_key(self, scope: Scope) -> bool:
         """Digests have one length, and comparing them takes one time, whatever was sent."""

@@ -6,7 +6,7 @@ from importlib.resources import files
 
 from fastapi import APIRouter, Response
 
-from ramify.server.problems import Problem
+from ramify.server.failures import Failure
 
 _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _HEADERS = {
@@ -42,7 +42,7 @@ class Playground:
         @router.get("/playground/{name}")
         async def part(name: str) -> Response:
             if name == _INDEX or name not in self._files:
-                raise Problem(404, "there is no such file", code="unknown_url")
+                raise Failure(404, "there is no such file", code="unknown_url")
             return self._file(name)
 
         return router

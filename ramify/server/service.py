@@ -16,7 +16,7 @@ from ramify.intake import Intake
 from ramify.pair import PairIntake
 from ramify.sampling_params import SamplingParams
 from ramify.server.config import ServerConfig
-from ramify.server.problems import Problem
+from ramify.server.failures import Failure
 
 if TYPE_CHECKING:
     from ramify.async_llm import AsyncLLM  # brings torch
@@ -52,7 +52,7 @@ class ServedModel:
         """What makes requests for two models; refuses a field that only these have a use for."""
         if not isinstance(self.intake, PairIntake):
             message = f"{field_name} has no meaning here: {self.name!r} is one model, not a mixture of two"
-            raise Problem(400, message, param=field_name, code="invalid_value")
+            raise Failure(400, message, param=field_name, code="invalid_value")
         return self.intake
 
 
@@ -97,15 +97,15 @@ class Service:
     def model(self, name: str | None) -> ServedModel:
         """The model of that name; the first where none is named."""
         if self.is_draining:
-            raise Problem(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
+            raise Failure(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
         if not self.models:
-            raise Problem(503, "the model is being loaded", code="not_ready", headers={"Retry-After": "2"})
+            raise Failure(503, "the model is being loaded", code="not_ready", headers={"Retry-After": "2"})
         if name is None:
             return next(iter(self.models.values()))
         if name not in self.models:
             known = ", ".join(map(repr, self.models))
             message = f"model {name!r:.120} is not served here; there is {known}"
-            raise Problem(404, message, param="model", code="model_not_found")
+            raise Failure(404, message, param="model", code="model_not_found")
         return self.models[name]
 
     def check_samples(self, num_prompts: int, params: SamplingParams) -> None:
@@ -113,19 +113,19 @@ class Service:
         each, most = params.num_children, self.config.max_samples
         if num_prompts * each > most:
             message = f"prompts times n (or best_of, or beam_width) must be at most {most}, got {num_prompts} x {each}"
-            raise Problem(400, message, param="n", code="too_many_samples")
+            raise Failure(400, message, param="n", code="too_many_samples")
 
     @contextmanager
     def room_for(self, num_prompts: int, client: str) -> Iterator[None]:
         """While this lasts the prompts count against the queue's limits."""
         most, most_of_one = self.config.max_queue, self.config.max_queue_per_client
         if self.num_unfinished + num_prompts > most:
-            raise Problem(
+            raise Failure(
                 429, f"the queue is full ({most} prompts): try later", code="queue_full", headers={"Retry-After": "1"}
             )
         if most_of_one is not None and self._of_client[client] + num_prompts > most_of_one:
             message = f"this client has {self._of_client[client]} prompts running or waiting; {most_of_one} are allowed"
-            raise Problem(429, message, code="client_queue_full", headers={"Retry-After": "1"})
+            raise Failure(429, message, code="client_queue_full", headers={"Retry-After": "1"})
         self._of_client[client] += num_prompts
         try:
             yield
