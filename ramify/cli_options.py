@@ -49,7 +49,7 @@ def flags_of(
 
 def override_flags_of(some: Iterable[Field[Any]], panel: str) -> list[inspect.Parameter]:
     """As flags_of, but each may be left out, which is None: what a preset says then stays."""
-    return [item.replace(default=None, annotation=_optional(item.annotation)) for item in flags_of(some, panel)]
+    return [flag.replace(default=None, annotation=_optional(flag.annotation)) for flag in flags_of(some, panel)]
 
 
 def _optional(annotation: Any) -> Any:
@@ -63,14 +63,14 @@ def with_flags(*groups: list[inspect.Parameter]) -> Callable[[Callable[..., None
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
-        own = [item for item in signature.parameters.values() if item.kind is not item.VAR_KEYWORD]
-        added = [item for group in groups for item in group]
+        own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+        parameters = own + [flag for group in groups for flag in group]
 
         def run(**values: Any) -> None:
             command(**values)
 
-        run.__signature__ = signature.replace(parameters=own + added)  # type: ignore[attr-defined]
-        run.__annotations__ = {item.name: item.annotation for item in own + added}
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         return run
 

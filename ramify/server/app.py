@@ -26,12 +26,12 @@ from ramify.version import __version__
 if TYPE_CHECKING:
     from ramify.async_llm import AsyncLLM  # brings torch, which a server that still loads its model need not wait for
 
-# Whoever has no key may ask whether the server lives. The page's static files hold no data, and ask for the key.
+# Without a key a client may ask whether the server is alive, and load the playground, which then asks for the key.
 OPEN_PATHS = frozenset({"/health"})
 
 
 def create_app(llm: AsyncLLM, config: ServerConfig | None = None) -> FastAPI:
-    """An application that serves a model that is there already."""
+    """An application that serves a model already loaded."""
     config = config if config is not None else ServerConfig()
     service = Service(config)
     service.open([ServedModel.of(llm, config.served_model_name)])

@@ -1,4 +1,4 @@
-"""Request bodies: bounded in size and depth, and JSON to the letter."""
+"""Request bodies: bounded in size and depth, and strictly JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONG_BYTES = 2**18
 
 
 class JsonRequest(Request):
-    """Reads no more than the server allows, and no JSON that means different things to different readers."""
+    """Reads no more than the server allows, and no JSON that two parsers may understand differently."""
 
     @property
     def _limits(self) -> ServerConfig:
@@ -72,7 +72,7 @@ class JsonRoute(APIRoute):
 
 
 def parse_json(body: bytes, max_depth: int) -> Any:
-    """The value of a JSON text; refused are NaN, infinities, a name given twice, and what is nested too deeply."""
+    """The value of a JSON text. Refuses NaN, infinities, a name given twice, and what is nested too deeply."""
     _check_depth(body, max_depth)
     try:
         return json.loads(body.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_once_each)

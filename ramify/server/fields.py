@@ -94,7 +94,7 @@ class SamplingFields(Strict):
         return {option.name: value for option in SHARED if (value := getattr(self, option.name)) is not None}
 
     def sampling_params(self, **own: Any) -> SamplingParams:
-        """Everything that was given, and what the route itself has to say; there None is a value."""
+        """What the client set, and what the route itself says; to a route None is a value."""
         given = self.given()
         if "logit_bias" in given:
             given["logit_bias"] = {int(token_id): bias for token_id, bias in given["logit_bias"].items()}

@@ -1,4 +1,4 @@
-"""What stands before every route: the API key, the time of arrival, a count of answers, an answer to every mistake."""
+"""Before every route: the API key, the time of arrival, a count of answers, an answer to mistakes of our own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Count = Callable[[str, str, int], None]
 
 
 class Guard:
-    """Pure ASGI, so that it stands in no stream's way. `open_paths` need no key: they hold no data."""
+    """Plain ASGI, which passes streams on as they come. `open_paths` need no key: they hold no data."""
 
     def __init__(self, app: ASGIApp, *, api_key: str | None, open_paths: frozenset[str], count: Count) -> None:
         self._app = app
@@ -57,15 +57,13 @@ class Guard:
             return
         try:
             await self._app(scope, receive, counted)
-        except (
-            Exception
-        ):  # a mistake of ours: whoever runs the server reads about it, the client learns that it was one
+        except Exception:  # a mistake of ours: the log says which, the client learns only that there was one
             _log.exception("a request failed")
             if not has_answered:
                 await failure_of(RuntimeError()).response()(scope, receive, counted)
 
     def _has_key(self, scope: Scope) -> bool:
-        """Digests have one length, and comparing them takes one time, whatever was sent."""
+        """Compares digests: they have one length, and the time it takes tells nothing about the key."""
         kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         is_right = hmac.compare_digest(_digest(key.strip().encode("latin-1", "replace")), self._digest or b"")
         return is_right and kind.lower() == "bearer"

@@ -1,4 +1,4 @@
-"""The playground's static files. They hold no data, so they need no key; what they may load is this server's alone."""
+"""The playground's static files. They hold no data, so they need no key, and they load nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Playground:
     def __init__(self) -> None:
         folder = files("ramify") / "playground"
         self._files = {
-            item.name: item.read_bytes() for item in folder.iterdir() if item.name.rpartition(".")[2] in _KINDS
+            file.name: file.read_bytes() for file in folder.iterdir() if file.name.rpartition(".")[2] in _KINDS
         }
 
     @property

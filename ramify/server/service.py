@@ -34,7 +34,7 @@ class ServedModel:
     intake: Intake
     max_model_len: int
     mixed: tuple[str, str] | None = None  # of a mixture: the names of teacher and student
-    owner: object = None  # kept alive as long as it is served: an AsyncLLM that is lost ends its engine
+    owner: object = None  # an AsyncLLM ends its engine when nobody holds it any more
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -57,20 +57,20 @@ class ServedModel:
 
 
 def public_name(model: str) -> str:
-    """What clients may know of a model's name: a hub id whole, of a path the last part."""
+    """The name that clients see: a hub id as it is, of a path only the last part."""
     path = PurePath(model)
     is_hub_id = len(path.parts) == 2 and not path.is_absolute() and path.suffix != ".gguf" and path.parts[0] != ".."
     return str(path) if is_hub_id else path.name
 
 
 class Service:
-    """Not ready until it was opened with its models."""
+    """Not ready until it is opened with its models."""
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.models: dict[str, ServedModel] = {}
         self.is_draining = False
-        self._of_client: Counter[str] = Counter()
+        self._prompts_of: Counter[str] = Counter()
         self._listeners: list[Callable[[ServedModel], None]] = []
 
     def open(self, models: Sequence[ServedModel]) -> None:
@@ -87,7 +87,9 @@ class Service:
 
     @property
     def is_ready(self) -> bool:
-        return bool(self.models) and not self.is_draining and all(item.engine.is_sound for item in self.models.values())
+        return (
+            bool(self.models) and not self.is_draining and all(model.engine.is_sound for model in self.models.values())
+        )
 
     @property
     def num_unfinished(self) -> int:
@@ -117,22 +119,23 @@ class Service:
 
     @contextmanager
     def room_for(self, num_prompts: int, client: str) -> Iterator[None]:
-        """While this lasts the prompts count against the queue's limits."""
+        """Counts the prompts against the queue's limits while the block runs."""
         most, most_of_one = self.config.max_queue, self.config.max_queue_per_client
         if self.num_unfinished + num_prompts > most:
             raise Failure(
                 429, f"the queue is full ({most} prompts): try later", code="queue_full", headers={"Retry-After": "1"}
             )
-        if most_of_one is not None and self._of_client[client] + num_prompts > most_of_one:
-            message = f"this client has {self._of_client[client]} prompts running or waiting; {most_of_one} are allowed"
+        if most_of_one is not None and self._prompts_of[client] + num_prompts > most_of_one:
+            unfinished = self._prompts_of[client]
+            message = f"this client has {unfinished} prompts running or waiting; {most_of_one} are allowed"
             raise Failure(429, message, code="client_queue_full", headers={"Retry-After": "1"})
-        self._of_client[client] += num_prompts
+        self._prompts_of[client] += num_prompts
         try:
             yield
         finally:
-            self._of_client[client] -= num_prompts
-            if not self._of_client[client]:
-                del self._of_client[client]
+            self._prompts_of[client] -= num_prompts
+            if not self._prompts_of[client]:
+                del self._prompts_of[client]
 
 
 async def prepared(make: Callable[[], T], characters: int) -> T:
