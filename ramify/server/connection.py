@@ -18,6 +18,11 @@ _LAST_WORDS_SECONDS = 1.0
 _DONE = b"data: [DONE]\n\n"
 
 
+def client_of(request: Request) -> str:
+    """The client's address, which is what it is counted by."""
+    return "" if request.client is None else request.client.host
+
+
 def deadline_of(scope: Scope, seconds: float) -> float:
     arrival: float = scope.get(ARRIVAL, asyncio.get_running_loop().time())
     return arrival + seconds
@@ -28,7 +33,7 @@ def out_of_time(seconds: float) -> Failure:
 
 
 async def unless_gone(request: Request, seconds: float, work: Coroutine[Any, Any, T]) -> T:
-    """What the work gives; it is cancelled when the client goes away or the request's time is over."""
+    """The result of the work, which is cancelled when the client goes away or the request's time is over."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_until_gone(request.receive))
     left = deadline_of(request.scope, seconds) - asyncio.get_running_loop().time()
@@ -46,7 +51,7 @@ async def unless_gone(request: Request, seconds: float, work: Coroutine[Any, Any
 class EventStream(Response):
     """Server-sent events. Ends early, and lets go of what it holds, when the client goes away or time is over.
 
-    A client that reads slowly holds up `send`; what happens meanwhile is joined upstream.
+    A client that reads slowly holds up `send`; the outputs that come meanwhile are merged in the engine's stream.
     """
 
     media_type = "text/event-stream"
@@ -73,7 +78,7 @@ class EventStream(Response):
         try:
             async with asyncio.timeout_at(deadline):
                 async for event in self._events:
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                    await send(_body(event))
         except asyncio.CancelledError:
             raise
         except TimeoutError:
