@@ -90,7 +90,8 @@ def _parameter(field: Field[Any], panel: str, defaults: Mapping[str, Any]) -> in
         names = [f"{names[0]}/--no-{field.name.replace('_', '-')}"]
     if field.name in _SHORT:
         names.append(_SHORT[field.name])
-    option = typer.Option(*names, help=field.metadata["help"], rich_help_panel=panel)
+    says = field.metadata["help"] + (" (repeatable)" if str(kind).startswith("list[") else "")
+    option = typer.Option(*names, help=says, rich_help_panel=panel)
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from ramify.server import problems
 from ramify.server.body import JsonRoute
 from ramify.server.chat import chat_routes
 from ramify.server.completions import completion_routes
 from ramify.server.config import ServerConfig
-from ramify.server.documents import DESCRIPTION, failures
+from ramify.server.failures import handle_failures
 from ramify.server.growth import growth_routes
 from ramify.server.guard import Guard
 from ramify.server.metrics import ServerMetrics
+from ramify.server.openapi import DESCRIPTION, failures
 from ramify.server.pages import Playground
 from ramify.server.reference import reference_page
 from ramify.server.replies import Health
@@ -26,12 +26,12 @@ from ramify.version import __version__
 if TYPE_CHECKING:
     from ramify.async_llm import AsyncLLM  # brings torch, which a server that still loads its model need not wait for
 
-# Whoever has no key may ask whether the server lives. The page's static files hold no data, and ask for the key.
+# Without a key a client may ask whether the server is alive, and load the playground, which then asks for the key.
 OPEN_PATHS = frozenset({"/health"})
 
 
 def create_app(llm: AsyncLLM, config: ServerConfig | None = None) -> FastAPI:
-    """An application that serves a model that is there already."""
+    """An application that serves a model already loaded."""
     config = config if config is not None else ServerConfig()
     service = Service(config)
     service.open([ServedModel.of(llm, config.served_model_name)])
@@ -50,7 +50,7 @@ def app_of(service: Service) -> FastAPI:
     metrics = ServerMetrics(service)
     service.when_opened(metrics.listen_to)
     app.state.service = service
-    problems.install(app)
+    handle_failures(app)
     app.include_router(completion_routes(service))
     app.include_router(chat_routes(service))
     app.include_router(growth_routes(service))

@@ -1,4 +1,4 @@
-"""Request bodies: bounded in size and depth, and JSON to the letter."""
+"""Request bodies: bounded in size and depth, and strictly JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 
 from ramify.server.config import ServerConfig
 from ramify.server.connection import deadline_of, out_of_time
-from ramify.server.problems import Problem
+from ramify.server.failures import Failure
 
 # Strings are skipped whole: brackets inside them nest nothing.
 _MARKS = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
@@ -22,7 +22,7 @@ _LONG_BYTES = 2**18
 
 
 class JsonRequest(Request):
-    """Reads no more than the server allows, and no JSON that means different things to different readers."""
+    """Reads no more than the server allows, and no JSON that two parsers may understand differently."""
 
     @property
     def _limits(self) -> ServerConfig:
@@ -40,7 +40,7 @@ class JsonRequest(Request):
         return self._whole
 
     async def _read(self, most: int) -> bytes:
-        too_large = Problem(413, f"the body must have at most {most} bytes", code="body_too_large")
+        too_large = Failure(413, f"the body must have at most {most} bytes", code="body_too_large")
         announced = self.headers.get("content-length", "0")
         if announced.isdecimal() and int(announced[:20]) > most:
             raise too_large
@@ -72,17 +72,17 @@ class JsonRoute(APIRoute):
 
 
 def parse_json(body: bytes, max_depth: int) -> Any:
-    """The value of a JSON text; refused are NaN, infinities, a name given twice, and what is nested too deeply."""
+    """The value of a JSON text. Refuses NaN, infinities, a name given twice, and what is nested too deeply."""
     _check_depth(body, max_depth)
     try:
         return json.loads(body.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_once_each)
     except UnicodeDecodeError as error:
-        raise Problem(400, f"the body is not UTF-8 (byte {error.start})", code="invalid_json") from None
+        raise Failure(400, f"the body is not UTF-8 (byte {error.start})", code="invalid_json") from None
     except json.JSONDecodeError as error:
         message = f"the body is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
-        raise Problem(400, message, code="invalid_json") from None
+        raise Failure(400, message, code="invalid_json") from None
     except ValueError as error:  # Python reads no integer of more than 4,300 digits
-        raise Problem(400, f"the body holds a number that is too long: {error}", code="invalid_json") from None
+        raise Failure(400, f"the body holds a number that is too long: {error}", code="invalid_json") from None
 
 
 def _check_depth(body: bytes, most: int) -> None:
@@ -96,19 +96,19 @@ def _check_depth(body: bytes, most: int) -> None:
         elif first in (b"]", b"}"):
             depth -= 1
         if depth > most:
-            raise Problem(400, f"the body must be nested at most {most} levels deep", code="nested_too_deeply")
+            raise Failure(400, f"the body must be nested at most {most} levels deep", code="nested_too_deeply")
         if number > _MAX_MARKS:
-            raise Problem(400, "the body holds too many lists, objects and strings", code="too_many_values")
+            raise Failure(400, "the body holds too many lists, objects and strings", code="too_many_values")
 
 
 def _no_constant(name: str) -> float:
-    raise Problem(400, f"the body is not JSON: {name} is no number", code="invalid_json")
+    raise Failure(400, f"the body is not JSON: {name} is no number", code="invalid_json")
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, value in pairs:
         if name in made:
-            raise Problem(400, f"the body gives {name!r:.80} twice", code="invalid_json")
+            raise Failure(400, f"the body gives {name!r:.80} twice", code="invalid_json")
         made[name] = value
     return made

@@ -13,11 +13,10 @@ from ramify.outputs import CompletionOutput, RequestOutput
 from ramify.request import Request as EngineRequest
 from ramify.sampling_params import SamplingParams
 from ramify.server.body import JsonRoute
-from ramify.server.choices import chat_logprobs, common
-from ramify.server.completions import has_news
-from ramify.server.documents import failures, streamed_or
+from ramify.server.choices import chat_logprobs, common, has_news
 from ramify.server.exchange import answer
-from ramify.server.problems import Problem
+from ramify.server.failures import Failure
+from ramify.server.openapi import failures, streamed_or
 from ramify.server.protocol import ChatCompletionRequest
 from ramify.server.replies import ChatCompletion
 from ramify.server.service import ServedModel, Service, prepared
@@ -33,7 +32,7 @@ def chat_routes(service: Service) -> APIRouter:
         params = body.params()
         service.check_samples(1, params)
         if body.chat_template is not None and not service.config.allow_chat_template:
-            raise Problem(
+            raise Failure(
                 400,
                 "chat_template is not allowed in requests here (the server's --allow-chat-template)",
                 param="chat_template",
@@ -53,15 +52,8 @@ def chat_routes(service: Service) -> APIRouter:
             return intake.chat_request(body.messages, params, name, theta_messages=body.theta_messages, **options)
 
         request = await prepared(make, len(await http.body()))
-        return await answer(
-            service,
-            model,
-            [request],
-            ChatShape(name, model, body, params),
-            http,
-            is_streamed=bool(body.stream),
-            include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        )
+        shape = ChatShape(name, model, body, params)
+        return await answer(service, model, [request], shape, body=body, http=http)
 
     return router
 
@@ -83,43 +75,43 @@ class ChatShape:
         [output] = outputs
         choices = [
             {
-                "index": item.index,
-                "message": {"role": "assistant", "content": item.text, "refusal": None},
-                "logprobs": self._logprobs(item),
-                **self._rest(item),
+                "index": sample.index,
+                "message": {"role": "assistant", "content": sample.text, "refusal": None},
+                "logprobs": self._logprobs(sample),
+                **self._rest(sample),
             }
-            for item in output.outputs
+            for sample in output.outputs
         ]
         reply = {**self._head, "object": "chat.completion", "choices": choices}
         if self._body.return_token_ids and not self._model.is_pair:
             reply["prompt_token_ids"] = list(output.prompt_token_ids)
         return reply
 
-    def chunks(self, _place: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
-        for item in output.outputs:
-            if item.index not in self._begun:
-                self._begun.add(item.index)
+    def chunks(self, _prompt_index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        for sample in output.outputs:
+            if sample.index not in self._begun:
+                self._begun.add(sample.index)
                 opening = {"role": "assistant", "content": "", "refusal": None}
                 first = self.envelope(
-                    [{"index": item.index, "delta": opening, "logprobs": None, "finish_reason": None}]
+                    [{"index": sample.index, "delta": opening, "logprobs": None, "finish_reason": None}]
                 )
                 if self._body.return_token_ids and not self._model.is_pair:
                     first["prompt_token_ids"] = list(output.prompt_token_ids)
                 yield first
-            if item.index in self._ended or not has_news(
-                item, self._params, with_token_ids=self._body.return_token_ids
+            if sample.index in self._ended or not has_news(
+                sample, self._params, with_token_ids=self._body.return_token_ids
             ):
                 continue
-            if item.finish_reason is not None:
-                self._ended.add(item.index)
-            delta = {"content": item.text} if item.text or item.finish_reason is None else {}
-            choice = {"index": item.index, "delta": delta, "logprobs": self._logprobs(item), **self._rest(item)}
+            if sample.finish_reason is not None:
+                self._ended.add(sample.index)
+            delta = {"content": sample.text} if sample.text or sample.finish_reason is None else {}
+            choice = {"index": sample.index, "delta": delta, "logprobs": self._logprobs(sample), **self._rest(sample)}
             yield self.envelope([choice])
 
-    def _rest(self, item: CompletionOutput) -> dict[str, Any]:
-        return common(item, with_token_ids=bool(self._body.return_token_ids))
+    def _rest(self, sample: CompletionOutput) -> dict[str, Any]:
+        return common(sample, with_token_ids=bool(self._body.return_token_ids))
 
-    def _logprobs(self, item: CompletionOutput) -> dict[str, Any] | None:
-        if item.logprobs is None:
+    def _logprobs(self, sample: CompletionOutput) -> dict[str, Any] | None:
+        if sample.logprobs is None:
             return None
-        return chat_logprobs(self._codec, item.token_ids, item.logprobs, self._body.top_logprobs or 0)
+        return chat_logprobs(self._codec, sample.token_ids, sample.logprobs, self._body.top_logprobs or 0)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from ramify.outputs import CompletionOutput, FinishReason, LogprobRow, MixtureReport, RequestOutput
-from ramify.server.problems import Problem
+from ramify.sampling_params import SamplingParams
+from ramify.server.failures import Failure
 from ramify.text.codec import TextCodec
 
 # JSON has no infinity; OpenAI writes this number for "cannot be".
@@ -25,22 +27,28 @@ def usage(outputs: Iterable[RequestOutput], completion_tokens: int) -> dict[str,
 
 
 def check_sound(output: RequestOutput) -> None:
-    """Raises the Problem of a request that did not come to a good end."""
+    """Raises a Failure if the request did not come to a good end."""
     if output.error is not None:
-        raise Problem(500, f"the request failed: {output.error}", code="request_fault")
-    if any(item.finish_reason is FinishReason.ABORT for item in output.outputs):
-        raise Problem(503, "the request was ended because the server is shutting down", code="aborted")
+        raise Failure(500, f"the request failed: {output.error}", code="request_fault")
+    if any(sample.finish_reason is FinishReason.ABORT for sample in output.outputs):
+        raise Failure(503, "the request was ended because the server is shutting down", code="aborted")
 
 
-def common(item: CompletionOutput, *, with_token_ids: bool) -> dict[str, Any]:
-    """What every choice has, at its end or on the way."""
+def common(sample: CompletionOutput, *, with_token_ids: bool) -> dict[str, Any]:
+    """What completions and chats both say about a sample, in a reply or in a chunk."""
     return {
-        "finish_reason": None if item.finish_reason is None else item.finish_reason.value,
-        "stop_reason": item.stop_reason if item.finish_reason is not None else None,
-        **({} if item.score is None else {"score": _bounded(item.score)}),
-        **({"token_ids": list(item.token_ids)} if with_token_ids else {}),
-        **({} if item.mixture is None else {"mixture": _columns(item.mixture)}),
+        "finish_reason": None if sample.finish_reason is None else sample.finish_reason.value,
+        "stop_reason": sample.stop_reason if sample.finish_reason is not None else None,
+        **({} if sample.score is None else {"score": _bounded(sample.score)}),
+        **({"token_ids": list(sample.token_ids)} if with_token_ids else {}),
+        **({} if sample.mixture is None else {"mixture": _columns(sample.mixture)}),
     }
+
+
+def has_news(sample: CompletionOutput, params: SamplingParams, *, with_token_ids: bool | None) -> bool:
+    """Whether a chunk would say anything: text, an end, or tokens that are reported one by one."""
+    tells_tokens = params.logprobs is not None or sample.mixture is not None or bool(with_token_ids)
+    return bool(sample.text) or sample.finish_reason is not None or (tells_tokens and bool(sample.token_ids))
 
 
 def _columns(reports: Sequence[MixtureReport]) -> dict[str, list[float]]:
@@ -57,14 +65,14 @@ def _columns(reports: Sequence[MixtureReport]) -> dict[str, list[float]]:
 
 
 class CompletionLogprobs:
-    """Logprobs of one choice in the older form; counts the characters it has told about."""
+    """The logprobs of one choice as completions have them; counts characters for `text_offset`."""
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
         self._offset = 0
 
     def skip(self, text: str) -> None:
-        """Text that stands before what is told about."""
+        """Moves on by a text that has no logprobs."""
         self._offset += len(text)
 
     def rows(self, token_ids: Sequence[int], rows: Sequence[LogprobRow | None]) -> dict[str, list[Any]]:
@@ -73,17 +81,18 @@ class CompletionLogprobs:
             text = self._codec.decode_token(token_id)
             made["tokens"].append(text if self._codec.tokenizer is not None else str(token_id))
             made["text_offset"].append(self._offset)
-            made["token_logprobs"].append(None if row is None else _finite(row[token_id].logprob))
+            made["token_logprobs"].append(None if row is None else _bounded(row[token_id].logprob))
             made["top_logprobs"].append(None if row is None else _by_text(row))
             self._offset += len(text)
         return made
 
 
 def _by_text(row: LogprobRow) -> dict[str, float]:
-    """Of tokens that read the same the likeliest counts."""
+    """Logprobs by text; of several tokens with the same text the likeliest stays."""
     made: dict[str, float] = {}
-    for token_id, item in row.items():
-        made.setdefault(str(token_id) if item.decoded_token is None else item.decoded_token, _finite(item.logprob))
+    for token_id, entry in row.items():
+        text = str(token_id) if entry.decoded_token is None else entry.decoded_token
+        made.setdefault(text, _bounded(entry.logprob))
     return made
 
 
@@ -93,8 +102,8 @@ def prompt_rows(rows: Sequence[LogprobRow | None]) -> list[list[dict[str, Any]] 
         None
         if row is None
         else [
-            {"token_id": token_id, "token": item.decoded_token, "logprob": _finite(item.logprob), "rank": item.rank}
-            for token_id, item in row.items()
+            {"token_id": token_id, "token": entry.decoded_token, "logprob": _bounded(entry.logprob), "rank": entry.rank}
+            for token_id, entry in row.items()
         ]
         for row in rows
     ]
@@ -108,9 +117,8 @@ def chat_logprobs(
 ) -> dict[str, Any]:
     content = []
     for token_id, row in zip(token_ids, rows, strict=True):
-        likeliest = list(row.items())[:num_top]
         own = _entry(codec, token_id, row[token_id].logprob)
-        top = [_entry(codec, other, item.logprob) for other, item in likeliest]
+        top = [_entry(codec, other, entry.logprob) for other, entry in islice(row.items(), num_top)]
         content.append({**own, "top_logprobs": top})
     return {"content": content, "refusal": None}
 
@@ -118,13 +126,9 @@ def chat_logprobs(
 def _entry(codec: TextCodec, token_id: int, logprob: float) -> dict[str, Any]:
     return {
         "token": codec.decode_token(token_id) if codec.tokenizer is not None else str(token_id),
-        "logprob": _finite(logprob),
+        "logprob": _bounded(logprob),
         "bytes": codec.token_bytes(token_id),
     }
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, _LEAST)
 
 
 def _bounded(number: float) -> float:

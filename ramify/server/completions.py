@@ -13,9 +13,9 @@ from ramify.outputs import CompletionOutput, LogprobRow, RequestOutput
 from ramify.request import Request as EngineRequest
 from ramify.sampling_params import SamplingParams
 from ramify.server.body import JsonRoute
-from ramify.server.choices import CompletionLogprobs, common, prompt_rows
-from ramify.server.documents import failures, streamed_or
+from ramify.server.choices import CompletionLogprobs, common, has_news, prompt_rows
 from ramify.server.exchange import answer
+from ramify.server.openapi import failures, streamed_or
 from ramify.server.protocol import CompletionRequest
 from ramify.server.replies import Completion
 from ramify.server.service import ServedModel, Service, prepared
@@ -35,7 +35,7 @@ def completion_routes(service: Service) -> APIRouter:
         add_special_tokens = body.add_special_tokens is not False
 
         def make() -> list[EngineRequest]:
-            names = [f"{name}-{place}" for place in range(len(body.prompt))]
+            names = [f"{name}-{index}" for index in range(len(body.prompt))]
             if body.theta_prompt is None:
                 return [
                     model.intake.request(prompt, params, each, add_special_tokens=add_special_tokens)
@@ -48,15 +48,8 @@ def completion_routes(service: Service) -> APIRouter:
             ]
 
         requests = await prepared(make, sum(map(len, body.prompt)))
-        return await answer(
-            service,
-            model,
-            requests,
-            CompletionShape(name, model, body, params),
-            http,
-            is_streamed=bool(body.stream),
-            include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        )
+        shape = CompletionShape(name, model, body, params)
+        return await answer(service, model, requests, shape, body=body, http=http)
 
     return router
 
@@ -76,36 +69,38 @@ class CompletionShape:
 
     def reply(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         choices = [
-            self._choice(place, output, item, is_first=True)
-            for place, output in enumerate(outputs)
-            for item in output.outputs
+            self._choice(prompt_index, output, sample, is_first=True)
+            for prompt_index, output in enumerate(outputs)
+            for sample in output.outputs
         ]
         return self.envelope(choices)
 
-    def chunks(self, place: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
-        for item in output.outputs:
-            index = self._index(place, item)
+    def chunks(self, prompt_index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        for sample in output.outputs:
+            index = self._index(prompt_index, sample)
             is_first = index not in self._logprobs
             says_prompt = is_first and (self._body.echo or self._body.return_token_ids)
             if index in self._ended or not (
-                says_prompt or has_news(item, self._params, with_token_ids=self._body.return_token_ids)
+                says_prompt or has_news(sample, self._params, with_token_ids=self._body.return_token_ids)
             ):
                 continue
-            if item.finish_reason is not None:
+            if sample.finish_reason is not None:
                 self._ended.add(index)
-            yield self.envelope([self._choice(place, output, item, is_first=is_first)])
+            yield self.envelope([self._choice(prompt_index, output, sample, is_first=is_first)])
 
-    def _index(self, place: int, item: CompletionOutput) -> int:
-        return place * self._params.n + item.index
+    def _index(self, prompt_index: int, sample: CompletionOutput) -> int:
+        return prompt_index * self._params.n + sample.index
 
-    def _choice(self, place: int, output: RequestOutput, item: CompletionOutput, *, is_first: bool) -> dict[str, Any]:
-        index = self._index(place, item)
+    def _choice(
+        self, prompt_index: int, output: RequestOutput, sample: CompletionOutput, *, is_first: bool
+    ) -> dict[str, Any]:
+        index = self._index(prompt_index, sample)
         writer = self._logprobs.setdefault(index, CompletionLogprobs(self._codec))
-        text, token_ids = item.text, item.token_ids
-        rows: Sequence[LogprobRow | None] | None = item.logprobs
+        text, token_ids = sample.text, sample.token_ids
+        rows: Sequence[LogprobRow | None] | None = sample.logprobs
         choice: dict[str, Any] = {"index": index}
         if is_first and self._body.echo:
-            given = self._body.prompt[place]  # and not what a mixture's sides made of it: that is the server's own
+            given = self._body.prompt[prompt_index]  # as it was sent: a mixture's system prompts are the server's own
             prompt = given if isinstance(given, str) else self._codec.decode(given)
             text = prompt + text
             if rows is not None and output.prompt_logprobs is not None:
@@ -115,15 +110,9 @@ class CompletionShape:
                 writer.skip(prompt)
         choice["text"] = text
         choice["logprobs"] = None if rows is None else writer.rows(token_ids, rows)
-        choice.update(common(item, with_token_ids=bool(self._body.return_token_ids)))
+        choice.update(common(sample, with_token_ids=bool(self._body.return_token_ids)))
         if is_first and self._body.return_token_ids and not self._model.is_pair:
             choice["prompt_token_ids"] = list(output.prompt_token_ids)
         if self._body.prompt_logprobs is not None and output.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_rows(output.prompt_logprobs)
         return choice
-
-
-def has_news(item: CompletionOutput, params: SamplingParams, *, with_token_ids: bool | None) -> bool:
-    """Whether an event is worth sending: text, an end, or tokens that are told about one by one."""
-    tells_tokens = params.logprobs is not None or item.mixture is not None or bool(with_token_ids)
-    return bool(item.text) or item.finish_reason is not None or (tells_tokens and bool(item.token_ids))

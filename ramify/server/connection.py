@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
-from ramify.server.problems import Problem, problem_of
+from ramify.server.failures import Failure, failure_of
 
 T = TypeVar("T")
 ARRIVAL = "ramify.arrival"  # in a request's scope: when it came, by the event loop's clock
@@ -18,17 +18,22 @@ _LAST_WORDS_SECONDS = 1.0
 _DONE = b"data: [DONE]\n\n"
 
 
+def client_of(request: Request) -> str:
+    """The client's address, which is what it is counted by."""
+    return "" if request.client is None else request.client.host
+
+
 def deadline_of(scope: Scope, seconds: float) -> float:
     arrival: float = scope.get(ARRIVAL, asyncio.get_running_loop().time())
     return arrival + seconds
 
 
-def out_of_time(seconds: float) -> Problem:
-    return Problem(408, f"the request took longer than {seconds:g} s", code="request_timeout")
+def out_of_time(seconds: float) -> Failure:
+    return Failure(408, f"the request took longer than {seconds:g} s", code="request_timeout")
 
 
 async def unless_gone(request: Request, seconds: float, work: Coroutine[Any, Any, T]) -> T:
-    """What the work gives; it is cancelled when the client goes away or the request's time is over."""
+    """The result of the work, which is cancelled when the client goes away or the request's time is over."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_until_gone(request.receive))
     left = deadline_of(request.scope, seconds) - asyncio.get_running_loop().time()
@@ -37,7 +42,7 @@ async def unless_gone(request: Request, seconds: float, work: Coroutine[Any, Any
         if working in done:
             return working.result()
         if leaving in done:
-            raise Problem(499, "the client went away", code="client_gone")
+            raise Failure(499, "the client went away", code="client_gone")
         raise out_of_time(seconds)
     finally:
         await _cancel(working, leaving)
@@ -46,7 +51,7 @@ async def unless_gone(request: Request, seconds: float, work: Coroutine[Any, Any
 class EventStream(Response):
     """Server-sent events. Ends early, and lets go of what it holds, when the client goes away or time is over.
 
-    A client that reads slowly holds up `send`; what happens meanwhile is joined upstream.
+    A client that reads slowly holds up `send`; the outputs that come meanwhile are merged in the engine's stream.
     """
 
     media_type = "text/event-stream"
@@ -73,14 +78,14 @@ class EventStream(Response):
         try:
             async with asyncio.timeout_at(deadline):
                 async for event in self._events:
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                    await send(_body(event))
         except asyncio.CancelledError:
             raise
         except TimeoutError:
             async with asyncio.timeout(_LAST_WORDS_SECONDS):  # perhaps it is the client that does not read
                 await send(_body(event_of(out_of_time(self._seconds).as_json())))
         except Exception as error:  # too late for a status: the stream itself says what happened
-            await send(_body(event_of(problem_of(error).as_json())))
+            await send(_body(event_of(failure_of(error).as_json())))
         await send({"type": "http.response.body", "body": _DONE, "more_body": False})
 
 

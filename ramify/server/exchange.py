@@ -15,7 +15,8 @@ from ramify.async_engine import RequestStream
 from ramify.outputs import RequestOutput
 from ramify.request import Request
 from ramify.server.choices import check_sound, usage
-from ramify.server.connection import EventStream, events_of, unless_gone
+from ramify.server.connection import EventStream, client_of, events_of, unless_gone
+from ramify.server.fields import OpenAIFields
 from ramify.server.service import ServedModel, Service
 
 
@@ -26,8 +27,8 @@ class Shape(Protocol):
         """The whole reply, without the usage."""
         ...
 
-    def chunks(self, place: int, output: RequestOutput) -> Iterable[dict[str, Any]]:
-        """What is new of the prompt at this place."""
+    def chunks(self, prompt_index: int, output: RequestOutput) -> Iterable[dict[str, Any]]:
+        """What is new of one of the prompts."""
         ...
 
     def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -40,25 +41,24 @@ async def answer(
     model: ServedModel,
     requests: list[Request],
     shape: Shape,
-    http: HttpRequest,
     *,
-    is_streamed: bool,
-    include_usage: bool,
+    body: OpenAIFields,
+    http: HttpRequest,
 ) -> Response:
     """Submits the requests and answers, plainly or as a stream; whatever ends the exchange frees what it held."""
     seconds = service.config.request_timeout
-    client = "" if http.client is None else http.client.host
     with ExitStack() as held:
-        held.enter_context(service.room_for(len(requests), client))
+        held.enter_context(service.room_for(len(requests), client_of(http)))
         streams = []
         for request in requests:
             streams.append(model.engine.submit(request))
             held.callback(streams[-1].close)
-        if not is_streamed:
+        if not body.stream:
             outputs = await unless_gone(http, seconds, _finals(streams))
             for output in outputs:
                 check_sound(output)
             return JSONResponse({**shape.reply(outputs), "usage": usage(outputs, _num_tokens(outputs))})
+        include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         events = _events(streams, shape, include_usage=include_usage)
         return EventStream(events, seconds=seconds, release=held.pop_all().close)
 
@@ -68,15 +68,15 @@ async def _finals(streams: list[RequestStream]) -> list[RequestOutput]:
 
 
 async def _events(streams: list[RequestStream], shape: Shape, *, include_usage: bool) -> AsyncIterator[bytes]:
-    """One piece of bytes per output; several chunks where several samples grew."""
+    """The chunks of one output are sent together: one for each sample that grew."""
     ends: list[RequestOutput] = []
     num_tokens = 0
-    async for place, output in _joined(streams):
+    async for index, output in _joined(streams):
         if output.finished:
             check_sound(output)
             ends.append(output)
         num_tokens += _num_tokens([output])
-        chunks = list(shape.chunks(place, output))
+        chunks = list(shape.chunks(index, output))
         if include_usage:
             chunks = [{**chunk, "usage": None} for chunk in chunks]
         if chunks:
@@ -86,32 +86,33 @@ async def _events(streams: list[RequestStream], shape: Shape, *, include_usage: 
 
 
 async def _joined(streams: list[RequestStream]) -> AsyncIterator[tuple[int, RequestOutput]]:
-    """The outputs of several streams with their places, as they come; no more than one waits for the reader."""
+    """The outputs of several streams as they come, each with its stream's index; at most one waits to be read."""
     if len(streams) == 1:
         async for output in streams[0]:
             yield 0, output
         return
+    # An output, what a stream raised, or None at its end.
     arrived: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(maxsize=1)
 
-    async def read(place: int, stream: RequestStream) -> None:
+    async def read(index: int, stream: RequestStream) -> None:
         try:
             async for output in stream:
-                await arrived.put((place, output))
-            await arrived.put((place, None))
+                await arrived.put((index, output))
+            await arrived.put((index, None))
         except Exception as error:
-            await arrived.put((place, error))
+            await arrived.put((index, error))
 
-    readers = [asyncio.create_task(read(place, stream)) for place, stream in enumerate(streams)]
+    readers = [asyncio.create_task(read(index, stream)) for index, stream in enumerate(streams)]
     try:
         unfinished = len(streams)
         while unfinished:
-            place, item = await arrived.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
+            index, came = await arrived.get()
+            if isinstance(came, BaseException):
+                raise came
+            if came is None:
                 unfinished -= 1
             else:
-                yield place, item
+                yield index, came
     finally:
         for reader in readers:
             reader.cancel()
@@ -119,4 +120,4 @@ async def _joined(streams: list[RequestStream]) -> AsyncIterator[tuple[int, Requ
 
 
 def _num_tokens(outputs: Iterable[RequestOutput]) -> int:
-    return sum(len(item.token_ids) for output in outputs for item in output.outputs)
+    return sum(len(sample.token_ids) for output in outputs for sample in output.outputs)

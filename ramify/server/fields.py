@@ -6,25 +6,18 @@ is not here. A field that Ramify cannot serve is here only where clients send it
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+import dataclasses
+import json
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
 from ramify import validation as check
-from ramify.config import SEED_HIGH, SEED_LOW
-from ramify.sampling_params import (
-    MAX_ALLOWED_TOKEN_IDS,
-    MAX_BAD_WORDS,
-    MAX_LOGIT_BIASES,
-    MAX_SAMPLES,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
-    MAX_TOKENS,
-    SamplingParams,
-)
+from ramify.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_LENGTH, MAX_STOP_STRINGS, Limits, SamplingParams
 
 TokenId = Annotated[int, Field(ge=0, le=check.LARGEST_TOKEN_ID)]
 Empty = Annotated[list[Any], Field(max_length=0)]
+M = TypeVar("M", bound=BaseModel)
 
 
 class Strict(BaseModel):
@@ -38,71 +31,79 @@ def _biases(given: dict[str, float]) -> dict[str, float]:
     return given
 
 
+# Where HTTP differs from SamplingParams. First, fields that are something else in JSON than in Python:
+_Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+DIFFERENT: dict[str, Any] = {
+    "temperature": Annotated[float, Field(ge=0, le=2)],  # OpenAI's range
+    "stop": _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOP_STRINGS)],
+    "logit_bias": Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES), AfterValidator(_biases)],
+}
+# Then fields that each route defines itself, and fields that no client sends: functions, and what the server decides.
+BY_ROUTE = frozenset({"max_tokens", "logprobs", "prompt_logprobs"})
+NOT_SENT = frozenset({"logits_processors", "output_kind", "detokenize"})
+SHARED = tuple(option for option in dataclasses.fields(SamplingParams) if option.name not in BY_ROUTE | NOT_SENT)
+
+
+def _json_type(option: dataclasses.Field[Any]) -> Any:
+    """What a field takes in JSON: the same values, within the same limits."""
+    limits: Limits = option.metadata["limits"]
+    if option.name in DIFFERENT:
+        return DIFFERENT[option.name]
+    if limits.choices:
+        return Literal.__getitem__(limits.choices)  # by name only, though in Python a score may be a function
+    match str(option.type).removesuffix(" | None"):
+        case "bool":
+            return bool
+        case "bool | Literal['never']":
+            return bool | Literal["never"]
+        case "int":
+            return Annotated[int, Field(ge=limits.low, le=limits.high)]
+        case "float":
+            return Annotated[float, Field(ge=limits.low, gt=limits.above, le=limits.high)]
+        case "Sequence[int]":
+            return Annotated[list[TokenId], Field(min_length=limits.fewest, max_length=limits.most)]
+        case "Sequence[str]":
+            text = Annotated[str, Field(min_length=1, max_length=limits.longest)]
+            return Annotated[list[text], Field(max_length=limits.most)]
+    raise TypeError(f"SamplingParams.{option.name}: what is a {option.type} in JSON?")
+
+
+def _description(option: dataclasses.Field[Any]) -> str:
+    """The help text of the field's flag as a sentence, with the default (which the command line shows by itself)."""
+    said = option.metadata["help"]
+    default = "" if option.default is None else f"; by default {json.dumps(option.default)}"
+    return f"{said[0].upper()}{said[1:]}{default}."
+
+
+def _with_shared_fields(model: type[M]) -> type[M]:
+    """Adds the fields of SamplingParams to a class of requests; null is the same as leaving one out."""
+    shared: dict[str, Any] = {
+        option.name: (_json_type(option) | None, Field(None, description=_description(option))) for option in SHARED
+    }
+    return create_model(model.__name__, __base__=model, __module__=model.__module__, **shared)
+
+
+@_with_shared_fields
+class SamplingFields(Strict):
+    """What every request for samples may say."""
+
+    model: str | None = Field(None, description="A name from `/v1/models`; by default the first.", max_length=256)
+
+    def given(self) -> dict[str, Any]:
+        """The fields of SamplingParams that the client set, as they came."""
+        return {option.name: value for option in SHARED if (value := getattr(self, option.name)) is not None}
+
+    def sampling_params(self, **own: Any) -> SamplingParams:
+        """What the client set, and what the route itself says; to a route None is a value."""
+        given = self.given()
+        if "logit_bias" in given:
+            given["logit_bias"] = {int(token_id): bias for token_id, bias in given["logit_bias"].items()}
+        return SamplingParams(**{**given, **own})
+
+
 class StreamOptions(Strict):
     include_usage: bool | None = Field(None, description="End the stream with an event that counts tokens.")
     include_obfuscation: Literal[False] | None = Field(None, description="Not supported; `false` is accepted.")
-
-
-class SamplingFields(Strict):
-    """What the fields of SamplingParams are over HTTP; null is the same as leaving a field out."""
-
-    model: str | None = Field(None, description="A name from `/v1/models`; by default the first.", max_length=256)
-    n: int | None = Field(None, ge=1, le=MAX_SAMPLES, description="Samples to return (default 1).")
-    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy (default 1).")
-    top_p: float | None = Field(
-        None, gt=0, le=1, description="Smallest set of tokens whose mass reaches this (default 1)."
-    )
-    presence_penalty: float | None = Field(None, ge=-2, le=2, description="Once per token already in the output.")
-    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="Per occurrence in the output.")
-    seed: int | None = Field(None, ge=SEED_LOW, le=SEED_HIGH, description="Same seed, same prompt, same tokens.")
-    stop: (
-        Annotated[str, Field(min_length=1)]
-        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP_STRINGS)]
-        | None
-    ) = Field(None, description="End where this text, or one of these, appears; it is not part of the output.")
-    logit_bias: Annotated[dict[str, float], AfterValidator(_biases)] | None = Field(
-        None, max_length=MAX_LOGIT_BIASES, description="Token id (as text) to an amount added to its logit."
-    )
-
-    top_k: int | None = Field(None, ge=-1, le=check.LARGEST_TOKEN_ID, description="Only the k likeliest (-1, 0: all).")
-    min_p: float | None = Field(None, ge=0, le=1, description="Only tokens at least this share of the likeliest.")
-    repetition_penalty: float | None = Field(
-        None, gt=0, description="Above 1 discourages tokens of prompt and output (default 1)."
-    )
-    stop_token_ids: list[TokenId] | None = Field(
-        None, max_length=MAX_STOP_TOKEN_IDS, description="End at one of these token ids."
-    )
-    include_stop_str_in_output: bool | None = Field(None, description="Keep the stop text or token in the text.")
-    ignore_eos: bool | None = Field(None, description="Go on past the model's own end token.")
-    min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS, description="No end before this many tokens.")
-    allowed_token_ids: list[TokenId] | None = Field(
-        None, min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, description="Draw only from these."
-    )
-    bad_words: list[Annotated[str, Field(min_length=1)]] | None = Field(
-        None, max_length=MAX_BAD_WORDS, description="Never write these."
-    )
-    skip_special_tokens: bool | None = Field(None, description="Leave special tokens out of the text (default true).")
-    strategy: Literal["parallel", "best_of_n", "beam_search", "diverse"] | None = Field(
-        None, description="How the samples of one prompt relate (default: best_of_n if best_of > n, else parallel)."
-    )
-    best_of: int | None = Field(
-        None, ge=1, le=MAX_SAMPLES, description="Samples to draw, of which the n best return, best first."
-    )
-    score: Literal["cumulative_logprob", "mean_logprob"] | None = Field(None, description="What ranks best_of.")
-    beam_width: int | None = Field(None, ge=1, le=MAX_SAMPLES, description="Beams kept (default max(n, 2)).")
-    length_penalty: float | None = Field(None, description="Beam scores are divided by length ** this (default 1).")
-    early_stopping: bool | Literal["never"] | None = Field(None, description="When a beam search ends.")
-    num_beam_groups: int | None = Field(None, ge=1, le=MAX_SAMPLES, description="Groups of beams pushed apart.")
-    diversity_penalty: float | None = Field(
-        None, ge=0, description="Taken from a token's logit per earlier sibling or group that took it."
-    )
-
-    def sampling_params(self, **own: Any) -> SamplingParams:
-        """Everything that was given, and what the route itself has to say; there None is a value."""
-        given = {name: value for name in _SHARED_NAMES if (value := getattr(self, name)) is not None}
-        if self.logit_bias is not None:
-            given["logit_bias"] = {int(name): bias for name, bias in self.logit_bias.items()}
-        return SamplingParams(**{**given, **own})
 
 
 class OpenAIFields(SamplingFields):
@@ -119,11 +120,9 @@ class OpenAIFields(SamplingFields):
     def _check_streaming(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options must be left out, or stream must be true")
-        if self.stream and self.strategy == "beam_search":
+        given = self.given()
+        if self.stream and given.get("strategy") == "beam_search":
             raise ValueError("stream must be false in a beam search: beams change until it is over")
-        if self.stream and self.best_of is not None and self.best_of > (self.n or 1):
+        if self.stream and given.get("best_of", 1) > given.get("n", 1):
             raise ValueError("stream must be false where best_of is above n: the best are known at the end")
         return self
-
-
-_SHARED_NAMES = tuple(name for name in SamplingFields.model_fields if name in SamplingParams.__dataclass_fields__)

@@ -1,4 +1,4 @@
-"""`/ramify/stream`: a search as it grows, step by step, for whoever draws it."""
+"""`/ramify/stream`: samples or beams as they grow, step by step, for pages that show them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from fastapi.responses import JSONResponse
 from ramify.async_engine import RequestStream
 from ramify.outputs import GrownToken, GrowthStep, MixtureReport, RequestOutput
 from ramify.request import Request as EngineRequest
-from ramify.sampling_params import SamplingStrategy
 from ramify.server.body import JsonRoute
 from ramify.server.choices import check_sound, usage
-from ramify.server.connection import EventStream, event_of
-from ramify.server.documents import failures
+from ramify.server.connection import EventStream, client_of, event_of
 from ramify.server.growth_events import GrowthEvent
+from ramify.server.openapi import failures
 from ramify.server.protocol import GrowthRequest
 from ramify.server.service import ServedModel, Service, prepared
 from ramify.text.codec import TextCodec
 
 
 class _Documented(JSONResponse):
-    """For the OpenAPI document alone: events are JSON, each by itself."""
+    """Only for the OpenAPI document, which describes the JSON of one event."""
 
     media_type = "text/event-stream"
 
@@ -64,9 +63,8 @@ def growth_routes(service: Service) -> APIRouter:
             return model.intake.chat_request(body.messages or [], params, name)
 
         request = await prepared(make, len(await http.body()))
-        client = "" if http.client is None else http.client.host
         with ExitStack() as held:
-            held.enter_context(service.room_for(1, client))
+            held.enter_context(service.room_for(1, client_of(http)))
             stream = model.engine.submit(request)
             held.callback(stream.close)
             events = _events(stream, model)
@@ -77,79 +75,83 @@ def growth_routes(service: Service) -> APIRouter:
 
 async def _events(stream: RequestStream, model: ServedModel) -> AsyncIterator[bytes]:
     codec = model.intake.codec
-    yield event_of(start_event(stream.request, model.name))
+    yield event_of(_start_event(stream.request, model.name))
     num_tokens = 0
     ranking: tuple[int, ...] = ()  # children, best first
     async for output in stream:
         num_tokens += sum(len(step.tokens) for step in output.growth)
         for step in output.growth:
-            ranking = tuple(item.child for item in step.standings) or ranking
+            ranking = tuple(standing.child for standing in step.standings) or ranking
         yield event_of({"type": "steps", "steps": [_step(step, codec) for step in output.growth]})
         if output.finished:
             check_sound(output)
-            yield event_of(end_event(output, ranking, num_tokens))
+            yield event_of(_end_event(output, ranking, num_tokens))
 
 
-def start_event(request: EngineRequest, model: str) -> dict[str, Any]:
+def _start_event(request: EngineRequest, model: str) -> dict[str, Any]:
     params = request.sampling_params
-    is_beam_search = params.resolved_strategy is SamplingStrategy.BEAM_SEARCH
     return {
         "type": "start",
         "id": request.request_id,
         "model": model,
         "strategy": params.resolved_strategy.value,
-        "num_children": params.resolved_beam_width if is_beam_search else params.num_samples,
+        "num_children": params.num_children,
         "num_prompt_tokens": len(request.prompt_token_ids),
     }
 
 
-def end_event(output: RequestOutput, ranking: tuple[int, ...], num_tokens: int) -> dict[str, Any]:
-    """`num_tokens` counts what was drawn: losers too."""
+def _end_event(output: RequestOutput, ranking: tuple[int, ...], num_tokens: int) -> dict[str, Any]:
+    """`num_tokens` counts all that was drawn, also by samples and beams that do not return."""
     outputs = [
         {
-            "index": item.index,
-            "child": ranking[item.index] if ranking else item.index,
-            "text": item.text,
-            "finish_reason": None if item.finish_reason is None else item.finish_reason.value,
-            "stop_reason": item.stop_reason,
-            "cumulative_logprob": _finite(item.cumulative_logprob),
-            "score": None if item.score is None else _finite(item.score),
-            "num_tokens": len(item.token_ids),
+            "index": sample.index,
+            "child": ranking[sample.index] if ranking else sample.index,
+            "text": sample.text,
+            "finish_reason": None if sample.finish_reason is None else sample.finish_reason.value,
+            "stop_reason": sample.stop_reason,
+            "cumulative_logprob": _finite(sample.cumulative_logprob),
+            "score": None if sample.score is None else _finite(sample.score),
+            "num_tokens": len(sample.token_ids),
         }
-        for item in output.outputs
+        for sample in output.outputs
     ]
     return {"type": "end", "outputs": outputs, "usage": usage([output], num_tokens)}
 
 
 def _step(step: GrowthStep, codec: TextCodec) -> dict[str, Any]:
     return {
-        "tokens": [_token(item, codec) for item in step.tokens],
+        "tokens": [_token(token, codec) for token in step.tokens],
         "standings": [
-            {"child": item.child, "score": _finite(item.score), "finished": item.finished, "group": item.group}
-            for item in step.standings
+            {
+                "child": standing.child,
+                "score": _finite(standing.score),
+                "finished": standing.finished,
+                "group": standing.group,
+            }
+            for standing in step.standings
         ],
     }
 
 
-def _token(item: GrownToken, codec: TextCodec) -> dict[str, Any]:
-    row = item.alternatives or {}
+def _token(token: GrownToken, codec: TextCodec) -> dict[str, Any]:
+    row = token.alternatives or {}
     return {
-        "child": item.child,
-        "parent": item.parent,
-        "position": item.position,
-        "token_id": item.token_id,
-        "token": codec.decode_token(item.token_id) if codec.tokenizer is not None else None,
-        "text": item.text,
-        "num_taken_back": item.num_taken_back,
-        "logprob": _finite(item.logprob),
-        "rank": row[item.token_id].rank if row else None,
+        "child": token.child,
+        "parent": token.parent,
+        "position": token.position,
+        "token_id": token.token_id,
+        "token": codec.decode_token(token.token_id) if codec.tokenizer is not None else None,
+        "text": token.text,
+        "num_taken_back": token.num_taken_back,
+        "logprob": _finite(token.logprob),
+        "rank": row[token.token_id].rank if row else None,
         "top": [
             {"token_id": token_id, "token": entry.decoded_token, "logprob": _finite(entry.logprob)}
             for token_id, entry in row.items()
         ],
-        "mixture": None if item.mixture is None else _mixture(item.mixture),
-        "finish_reason": None if item.finish_reason is None else item.finish_reason.value,
-        "stop_reason": item.stop_reason,
+        "mixture": None if token.mixture is None else _mixture(token.mixture),
+        "finish_reason": None if token.finish_reason is None else token.finish_reason.value,
+        "stop_reason": token.stop_reason,
     }
 
 

@@ -1,4 +1,4 @@
-"""What stands before every route: the API key, the time of arrival, a count of answers, an answer to every mistake."""
+"""Before every route: the API key, the time of arrival, a count of answers, an answer to mistakes of our own."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ramify.server.connection import ARRIVAL
-from ramify.server.problems import Problem, problem_of
+from ramify.server.failures import Failure, failure_of
 
 _log = logging.getLogger(__name__)
 Count = Callable[[str, str, int], None]
 
 
 class Guard:
-    """Pure ASGI, so that it stands in no stream's way. `open_paths` need no key: they hold no data."""
+    """Plain ASGI, which passes streams on as they come. `open_paths` need no key: they hold no data."""
 
     def __init__(self, app: ASGIApp, *, api_key: str | None, open_paths: frozenset[str], count: Count) -> None:
         self._app = app
@@ -47,25 +47,23 @@ class Guard:
             await send(message)
 
         if self._digest is not None and scope["path"] not in self._open_paths and not self._has_key(scope):
-            refusal = Problem(
+            failure = Failure(
                 401,
                 "a valid API key is needed: send Authorization: Bearer KEY",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-            await refusal.response()(scope, receive, counted)
+            await failure.response()(scope, receive, counted)
             return
         try:
             await self._app(scope, receive, counted)
-        except (
-            Exception
-        ):  # a mistake of ours: whoever runs the server reads about it, the client learns that it was one
+        except Exception:  # a mistake of ours: the log says which, the client learns only that there was one
             _log.exception("a request failed")
             if not has_answered:
-                await problem_of(RuntimeError()).response()(scope, receive, counted)
+                await failure_of(RuntimeError()).response()(scope, receive, counted)
 
     def _has_key(self, scope: Scope) -> bool:
-        """Digests have one length, and comparing them takes one time, whatever was sent."""
+        """Compares digests: they have one length, and the time it takes tells nothing about the key."""
         kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         is_right = hmac.compare_digest(_digest(key.strip().encode("latin-1", "replace")), self._digest or b"")
         return is_right and kind.lower() == "bearer"

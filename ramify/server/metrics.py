@@ -32,7 +32,7 @@ _GAUGES = (
 
 
 class ServerMetrics:
-    """Counts HTTP answers, listens to the engines, and asks them for their state when somebody looks."""
+    """Counts HTTP answers, listens to the engines, and asks them for their state when metrics are read."""
 
     def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()
@@ -78,10 +78,6 @@ class ServerMetrics:
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
-    def describe(self) -> list[Metric]:
-        """Names are only known when asked; the registry need not ask at the start."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         states = [(model, model.engine.stats()) for model in self._service.models.values()]
         for key, name, what in _COUNTERS:
@@ -104,7 +100,7 @@ class ServerMetrics:
 
 
 class _Listener:
-    """What one model's engine reports, in its own thread."""
+    """Hears what one model's engine reports, in the engine's thread."""
 
     def __init__(self, metrics: ServerMetrics, name: str) -> None:
         self._first = metrics._first.labels(name)
@@ -126,9 +122,9 @@ class _Listener:
                 histogram.observe(value)
 
     def ended(self, output: RequestOutput) -> None:
-        reason = next((item.finish_reason for item in output.outputs if item.finish_reason is not None), None)
+        reason = next((sample.finish_reason for sample in output.outputs if sample.finish_reason is not None), None)
         self._ends.labels(self._name, "abort" if reason is None else reason.value).inc()
         self._prompts.observe(len(output.prompt_token_ids))
-        self._outputs.observe(sum(len(item.token_ids) for item in output.outputs))
+        self._outputs.observe(sum(len(sample.token_ids) for sample in output.outputs))
         if output.metrics is not None and output.metrics.finished_time is not None:
             self._whole.observe(output.metrics.finished_time - output.metrics.arrival_time)

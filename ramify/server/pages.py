@@ -1,4 +1,4 @@
-"""The playground's static files. They hold no data, so they need no key; what they may load is this server's alone."""
+"""The playground's static files. They hold no data, so they need no key, and they load nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.resources import files
 
 from fastapi import APIRouter, Response
 
-from ramify.server.problems import Problem
+from ramify.server.failures import Failure
 
 _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _HEADERS = {
@@ -25,7 +25,7 @@ class Playground:
     def __init__(self) -> None:
         folder = files("ramify") / "playground"
         self._files = {
-            item.name: item.read_bytes() for item in folder.iterdir() if item.name.rpartition(".")[2] in _KINDS
+            file.name: file.read_bytes() for file in folder.iterdir() if file.name.rpartition(".")[2] in _KINDS
         }
 
     @property
@@ -42,7 +42,7 @@ class Playground:
         @router.get("/playground/{name}")
         async def part(name: str) -> Response:
             if name == _INDEX or name not in self._files:
-                raise Problem(404, "there is no such file", code="unknown_url")
+                raise Failure(404, "there is no such file", code="unknown_url")
             return self._file(name)
 
         return router

@@ -19,13 +19,15 @@ def _prompts(given: object) -> list[str | list[int]]:
         return [given]
     if not isinstance(given, list) or not given:
         raise ValueError("must be a text, token ids, or a list of these that is not empty")
-    if all(type(item) is int for item in given):
+    if _are_ids(given):
         return [given]
-    if all(isinstance(item, str) for item in given):
-        return list(given)
-    if all(isinstance(item, list) and item and all(type(token) is int for token in item) for item in given):
+    if all(isinstance(prompt, str) for prompt in given) or all(map(_are_ids, given)):
         return list(given)
     raise ValueError("must be a text, token ids, or a list of one kind of these")
+
+
+def _are_ids(given: object) -> bool:
+    return isinstance(given, list) and bool(given) and all(type(token_id) is int for token_id in given)
 
 
 Prompts = Annotated[
@@ -42,7 +44,7 @@ Prompts = Annotated[
         }
     ),
 ]
-# Checked by the code that hands messages to templates, which names what is wrong more kindly than a schema could.
+# The code that hands messages to the chat template checks them: it says what is wrong better than a schema could.
 Messages = Annotated[
     list[Any],
     WithJsonSchema(
@@ -107,7 +109,7 @@ class CompletionRequest(OpenAIFields):
         if self.echo and self.logprobs is not None:
             prompt_logprobs = max(self.logprobs, prompt_logprobs or 0)
         elif self.max_tokens == 0 and prompt_logprobs is None:
-            prompt_logprobs = 0  # nothing is drawn, and the engine wants to be asked for something
+            prompt_logprobs = 0  # nothing is drawn: SamplingParams takes that with prompt_logprobs alone
         return self.sampling_params(
             max_tokens=16 if self.max_tokens is None else self.max_tokens,
             logprobs=self.logprobs,

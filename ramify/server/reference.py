@@ -88,4 +88,4 @@ def _resolved(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any
 def _prose(text: str) -> str:
     """Text with `code` in it."""
     parts = escape(text).split("`")
-    return "".join(f"<code>{part}</code>" if place % 2 else part for place, part in enumerate(parts))
+    return "".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts))

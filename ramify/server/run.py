@@ -1,4 +1,4 @@
-"""`serve`: an address, a model that loads behind it, and an end that leaves nobody hanging."""
+"""`serve`: listens at once, loads the models meanwhile, and ends without leaving a client waiting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LAST_SECONDS = 5.0  # after the aborts: for the last bytes on their way
 
 
 class _Uvicorn(uvicorn.Server):
-    """Without its own signal handlers, which raise the signal again at the end: exit status 143 for a clean end."""
+    """Without its own signal handlers: they raise the signal again, and a clean end would exit with status 143."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 from ramify.async_engine import AsyncEngine
 from ramify.intake import Intake
 from ramify.pair import PairIntake
-from ramify.sampling_params import SamplingParams, SamplingStrategy
+from ramify.sampling_params import SamplingParams
 from ramify.server.config import ServerConfig
-from ramify.server.problems import Problem
+from ramify.server.failures import Failure
 
 if TYPE_CHECKING:
     from ramify.async_llm import AsyncLLM  # brings torch
@@ -34,7 +34,7 @@ class ServedModel:
     intake: Intake
     max_model_len: int
     mixed: tuple[str, str] | None = None  # of a mixture: the names of teacher and student
-    owner: object = None  # kept alive as long as it is served: an AsyncLLM that is lost ends its engine
+    owner: object = None  # an AsyncLLM ends its engine when nobody holds it any more
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -52,25 +52,25 @@ class ServedModel:
         """What makes requests for two models; refuses a field that only these have a use for."""
         if not isinstance(self.intake, PairIntake):
             message = f"{field_name} has no meaning here: {self.name!r} is one model, not a mixture of two"
-            raise Problem(400, message, param=field_name, code="invalid_value")
+            raise Failure(400, message, param=field_name, code="invalid_value")
         return self.intake
 
 
 def public_name(model: str) -> str:
-    """What clients may know of a model's name: a hub id whole, of a path the last part."""
+    """The name that clients see: a hub id as it is, of a path only the last part."""
     path = PurePath(model)
     is_hub_id = len(path.parts) == 2 and not path.is_absolute() and path.suffix != ".gguf" and path.parts[0] != ".."
     return str(path) if is_hub_id else path.name
 
 
 class Service:
-    """Not ready until it was opened with its models."""
+    """Not ready until it is opened with its models."""
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.models: dict[str, ServedModel] = {}
         self.is_draining = False
-        self._of_client: Counter[str] = Counter()
+        self._prompts_of: Counter[str] = Counter()
         self._listeners: list[Callable[[ServedModel], None]] = []
 
     def open(self, models: Sequence[ServedModel]) -> None:
@@ -87,7 +87,9 @@ class Service:
 
     @property
     def is_ready(self) -> bool:
-        return bool(self.models) and not self.is_draining and all(item.engine.is_sound for item in self.models.values())
+        return (
+            bool(self.models) and not self.is_draining and all(model.engine.is_sound for model in self.models.values())
+        )
 
     @property
     def num_unfinished(self) -> int:
@@ -97,44 +99,43 @@ class Service:
     def model(self, name: str | None) -> ServedModel:
         """The model of that name; the first where none is named."""
         if self.is_draining:
-            raise Problem(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
+            raise Failure(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
         if not self.models:
-            raise Problem(503, "the model is being loaded", code="not_ready", headers={"Retry-After": "2"})
+            raise Failure(503, "the model is being loaded", code="not_ready", headers={"Retry-After": "2"})
         if name is None:
             return next(iter(self.models.values()))
         if name not in self.models:
             known = ", ".join(map(repr, self.models))
             message = f"model {name!r:.120} is not served here; there is {known}"
-            raise Problem(404, message, param="model", code="model_not_found")
+            raise Failure(404, message, param="model", code="model_not_found")
         return self.models[name]
 
     def check_samples(self, num_prompts: int, params: SamplingParams) -> None:
         """One HTTP request may not ask for more samples than the server allows."""
-        is_beam_search = params.resolved_strategy is SamplingStrategy.BEAM_SEARCH
-        each = params.resolved_beam_width if is_beam_search else params.num_samples
-        most = self.config.max_samples
+        each, most = params.num_children, self.config.max_samples
         if num_prompts * each > most:
             message = f"prompts times n (or best_of, or beam_width) must be at most {most}, got {num_prompts} x {each}"
-            raise Problem(400, message, param="n", code="too_many_samples")
+            raise Failure(400, message, param="n", code="too_many_samples")
 
     @contextmanager
     def room_for(self, num_prompts: int, client: str) -> Iterator[None]:
-        """While this lasts the prompts count against the queue's limits."""
+        """Counts the prompts against the queue's limits while the block runs."""
         most, most_of_one = self.config.max_queue, self.config.max_queue_per_client
         if self.num_unfinished + num_prompts > most:
-            raise Problem(
+            raise Failure(
                 429, f"the queue is full ({most} prompts): try later", code="queue_full", headers={"Retry-After": "1"}
             )
-        if most_of_one is not None and self._of_client[client] + num_prompts > most_of_one:
-            message = f"this client has {self._of_client[client]} prompts running or waiting; {most_of_one} are allowed"
-            raise Problem(429, message, code="client_queue_full", headers={"Retry-After": "1"})
-        self._of_client[client] += num_prompts
+        if most_of_one is not None and self._prompts_of[client] + num_prompts > most_of_one:
+            unfinished = self._prompts_of[client]
+            message = f"this client has {unfinished} prompts running or waiting; {most_of_one} are allowed"
+            raise Failure(429, message, code="client_queue_full", headers={"Retry-After": "1"})
+        self._prompts_of[client] += num_prompts
         try:
             yield
         finally:
-            self._of_client[client] -= num_prompts
-            if not self._of_client[client]:
-                del self._of_client[client]
+            self._prompts_of[client] -= num_prompts
+            if not self._prompts_of[client]:
+                del self._prompts_of[client]
 
 
 async def prepared(make: Callable[[], T], characters: int) -> T:

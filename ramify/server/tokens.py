@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from ramify import validation as check
 from ramify.errors import InvalidInputError
 from ramify.server.body import JsonRoute
-from ramify.server.documents import failures
+from ramify.server.openapi import failures
 from ramify.server.protocol import DetokenizeRequest, TokenizeRequest
 from ramify.server.replies import DetokenizeReply, ModelCard, ModelList, TokenizeReply
 from ramify.server.service import ServedModel, Service, prepared

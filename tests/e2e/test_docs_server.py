@@ -12,10 +12,8 @@ import pytest
 
 from ramify import AsyncLLM
 from ramify.outputs import MixtureReport
-from ramify.sampling_params import SamplingParams
 from ramify.server.app import app_of, create_app
 from ramify.server.config import ServerConfig
-from ramify.server.fields import SamplingFields
 from ramify.server.metrics import ServerMetrics
 from ramify.server.protocol import ChatCompletionRequest, CompletionRequest
 from ramify.server.service import Service
@@ -59,13 +57,6 @@ def test_every_extra_field_is_told() -> None:
     taken = {*CompletionRequest.model_fields, *ChatCompletionRequest.model_fields}
     missing = [name for name in sorted(taken - OPENAI) if f"`{name}`" not in TEXT]
     assert missing == []
-
-
-def test_every_field_of_sampling_params_has_a_place_or_none_on_purpose() -> None:
-    """Functions cannot be sent, and a server decides itself how its outputs come."""
-    not_over_http = {"logits_processors", "output_kind", "detokenize"}
-    own = {"max_tokens", "logprobs", "prompt_logprobs"}  # each route says what these are
-    assert {field.name for field in fields(SamplingParams)} - not_over_http - own <= set(SamplingFields.model_fields)
 
 
 def test_every_limit_is_told_with_its_default() -> None:

@@ -532,6 +532,24 @@ def test_the_beam_width_defaults_to_n_and_at_least_two() -> None:
     assert SamplingParams(strategy="beam_search", beam_width=5).resolved_beam_width == 5
 
 
+@pytest.mark.parametrize(
+    ("options", "num_children", "num_together"),
+    [
+        ({}, 1, None),
+        ({"n": 3}, 3, None),
+        ({"n": 2, "best_of": 5}, 5, None),
+        ({"n": 3, "strategy": "diverse"}, 3, 3),
+        ({"strategy": "beam_search"}, 2, 2),
+        ({"strategy": "beam_search", "n": 2, "beam_width": 6}, 6, 6),
+    ],
+)
+def test_a_prompt_grows_into_samples_or_beams(
+    options: dict[str, Any], num_children: int, num_together: int | None
+) -> None:
+    params = SamplingParams(**options)
+    assert (params.num_children, params.num_together) == (num_children, num_together)
+
+
 def test_one_stop_string_is_not_a_list_of_its_letters() -> None:
     assert SamplingParams(stop="end").stop == ("end",)
     assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")

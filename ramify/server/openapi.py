@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ramify.server.problems import ErrorReply
+from ramify.server.failures import ErrorReply
 
 DESCRIPTION = """An inference engine for sampling: one prompt, many continuations.
 

@@ -1,4 +1,4 @@
-"""Whatever goes wrong, as OpenAI's error object: a message, a type, a parameter, a code. No paths, no stack traces."""
+"""Every failure as OpenAI's error object: a message, a type, a parameter, a code. No paths, no stack traces."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ramify.sampling_params import SamplingParams
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 _SHOWN_CHARACTERS = 120
 _FIRST_WORD = re.compile(r"[a-z_]+")
-_FIELDS = {item.name for item in fields(SamplingParams)} | {"prompt", "messages", "stream", "stream_options"}
+_FIELDS = {field.name for field in fields(SamplingParams)} | {"prompt", "messages", "stream", "stream_options"}
 
 
-class Problem(HTTPException):
+class Failure(HTTPException):
     """A request that is not served, and why."""
 
     def __init__(
@@ -60,54 +60,56 @@ class ErrorReply(BaseModel):
     error: ErrorDetail
 
 
-def problem_of(error: BaseException) -> Problem:
-    """What a client is told of an exception; of one that nobody expected, nothing but that there was one."""
+def failure_of(error: BaseException) -> Failure:
+    """What a client is told about an exception; about an unexpected one, only that there was one."""
     match error:
-        case Problem():
+        case Failure():
             return error
         case HTTPException(status_code=404):
-            return Problem(404, "there is no such route", code="unknown_url")
+            return Failure(404, "there is no such route", code="unknown_url")
         case HTTPException(status_code=405):
-            return Problem(
+            return Failure(
                 405, "this route does not take that method", code="method_not_allowed", headers=error.headers
             )
         case HTTPException():
-            return Problem(error.status_code, error.detail, headers=error.headers)
+            return Failure(error.status_code, error.detail, headers=error.headers)
         case RequestValidationError():
             return _invalid_fields(error)
         case InvalidInputError() | ChatTemplateError():
-            return Problem(400, str(error), param=_field_named(str(error)), code="invalid_value")
+            return Failure(400, str(error), param=_field_named(str(error)), code="invalid_value")
         case EngineClosedError():
-            return Problem(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
+            return Failure(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
         case EngineFaultError():
-            return Problem(500, str(error), code="engine_fault")
+            return Failure(500, str(error), code="engine_fault")
         case _:
-            return Problem(500, "an internal error; the server's log says more", code="internal_error")
+            return Failure(500, "an internal error; the server's log says more", code="internal_error")
 
 
-def _invalid_fields(error: RequestValidationError) -> Problem:
-    """The first thing that is wrong, in the words of our own refusals."""
+def _invalid_fields(error: RequestValidationError) -> Failure:
+    """The first thing that is wrong, in the words of our own checks."""
     first = error.errors()[0]
-    places = [str(item) for item in first["loc"] if item != "body"]
-    field = ".".join(places) or "the body"
-    param = places[0] if places else None
+    path = [str(part) for part in first["loc"] if part != "body"]
+    field = ".".join(path) or "the body"
+    param = path[0] if path else None
     match first["type"]:
         case "extra_forbidden":
-            return Problem(400, f"{field} is not a field of this request", param=param, code="unknown_field")
+            return Failure(400, f"{field} is not a field of this request", param=param, code="unknown_field")
         case "missing":
-            return Problem(400, f"{field} is missing", param=param, code="missing_field")
+            return Failure(400, f"{field} is missing", param=param, code="missing_field")
         case "model_attributes_type" | "dict_type":
-            return Problem(400, f"{field} must be a JSON object, sent as application/json", param=param)
+            return Failure(400, f"{field} must be a JSON object, sent as application/json", param=param)
     said = first["msg"].removeprefix("Value error, ")
-    if not places:
-        return Problem(400, said, param=_field_named(said), code="invalid_value")
-    wanted = said[0].lower() + said[1:].removeprefix("nput should be ")
-    wanted = f"must be {wanted[1:]}" if said.startswith("Input should be ") else wanted
-    return Problem(400, f"{field} {wanted}, got {_shown(first['input'])}", param=param, code="invalid_value")
+    if not path:
+        return Failure(400, said, param=_field_named(said), code="invalid_value")
+    if said.startswith("Input should be "):
+        wanted = "must be " + said.removeprefix("Input should be ")
+    else:
+        wanted = said[0].lower() + said[1:]
+    return Failure(400, f"{field} {wanted}, got {_shown(first['input'])}", param=param, code="invalid_value")
 
 
 def _field_named(message: str) -> str | None:
-    """Our refusals begin with the field they are about, where it is one."""
+    """The field that a message of our own checks begins with, if it begins with one."""
     first = _FIRST_WORD.match(message)
     return first[0] if first is not None and first[0] in _FIELDS else None
 
@@ -121,11 +123,11 @@ def _shown(value: object) -> str:
 
 
 async def _answer(_request: Request, error: Exception) -> JSONResponse:
-    return problem_of(error).response()
+    return failure_of(error).response()
 
 
-def install(app: FastAPI) -> None:
-    """From now on what routes raise on purpose becomes an answer in this shape; the guard answers for the rest."""
+def handle_failures(app: FastAPI) -> None:
+    """What routes raise on purpose is answered in this shape; the guard answers what nobody expected."""
     for kind in (
         HTTPException,
         RequestValidationError,
