@@ -23,9 +23,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.draw import BLOCK, BlockScores, scaled
+from ramify.kernels.draw import BLOCK, BlockScores, scaled, width_of
 
-BLOCKS_AT_ONCE = 16  # 4,096 logits
+BLOCKS_AT_ONCE = tl.constexpr(16)  # 4,096 logits
+LANES = tl.constexpr(BLOCKS_AT_ONCE * BLOCK)
 CAPACITY, FEW = 4096, 512  # candidates that are settled in registers, and those of nearly every row
 FIRST_GUESS = 64  # top-p first looks at what reaches the 64th largest block
 
@@ -38,7 +39,7 @@ class FloorScratch(NamedTuple):
 
     @classmethod
     def empty(cls, rows: int, vocab_size: int, device: torch.device, capacity: int = CAPACITY) -> FloorScratch:
-        blocks = torch.empty(rows, -(-vocab_size // BLOCK), dtype=torch.int32, device=device)
+        blocks = torch.empty(rows, triton.cdiv(vocab_size, BLOCK.value), dtype=torch.int32, device=device)
         return cls(blocks, torch.empty(rows, capacity, device=device))
 
 
@@ -75,9 +76,7 @@ def find_floors(
         logits.stride(0),
         vocab_size=vocab_size,
         num_blocks=num_blocks,
-        width=max(triton.next_power_of_2(num_blocks), 16),
-        block=BLOCK,
-        blocks_at_once=BLOCKS_AT_ONCE,
+        width=width_of(num_blocks),
         capacity=capacity,
         few=min(FEW, capacity),
         first_guess=min(FIRST_GUESS, num_blocks),
@@ -151,8 +150,6 @@ def _weigh(
     vocab_size: tl.constexpr,
     num_blocks: tl.constexpr,
     width: tl.constexpr,
-    block: tl.constexpr,
-    blocks_at_once: tl.constexpr,
     capacity: tl.constexpr,
 ) -> tl.tensor:
     """One pass over what reaches the guess, or, looking below, over what reaches low.
@@ -169,16 +166,16 @@ def _weigh(
     tl.store(listed + tl.cumsum(is_read.to(tl.int32), axis=0) - 1, blocks, mask=is_read)
     tl.debug_barrier()
 
-    lanes = tl.arange(0, blocks_at_once * block)
-    weight = tl.zeros((blocks_at_once * block,), tl.float32)
-    smallest = tl.full((blocks_at_once * block,), float("inf"), tl.float32)
-    largest_below = tl.full((blocks_at_once * block,), float("-inf"), tl.float32)
-    smallest_below = tl.full((blocks_at_once * block,), float("inf"), tl.float32)
-    below = tl.zeros((blocks_at_once * block,), tl.int32)
+    lanes = tl.arange(0, LANES)
+    weight = tl.zeros((LANES,), tl.float32)
+    smallest = tl.full((LANES,), float("inf"), tl.float32)
+    largest_below = tl.full((LANES,), float("-inf"), tl.float32)
+    smallest_below = tl.full((LANES,), float("inf"), tl.float32)
+    below = tl.zeros((LANES,), tl.int32)
     count = 0
-    for start in range(0, num_read, blocks_at_once):
-        entry = start + lanes // block
-        ids = tl.load(listed + entry, mask=entry < num_read, other=num_blocks) * block + lanes % block
+    for start in range(0, num_read, BLOCKS_AT_ONCE):
+        entry = start + lanes // BLOCK
+        ids = tl.load(listed + entry, mask=entry < num_read, other=num_blocks) * BLOCK + lanes % BLOCK
         is_id = ids < vocab_size
         x = tl.load(logits + ids, mask=is_id, other=float("-inf"))
         is_high = is_id & (x >= guess) & (x <= top)
@@ -219,8 +216,6 @@ def _search(
     vocab_size: tl.constexpr,
     num_blocks: tl.constexpr,
     width: tl.constexpr,
-    block: tl.constexpr,
-    blocks_at_once: tl.constexpr,
     capacity: tl.constexpr,
     few: tl.constexpr,
 ) -> tl.tensor:
@@ -233,7 +228,7 @@ def _search(
     while searching:
         weight, count, smallest, largest_below, below, smallest_below = _weigh(
             logits, listed, candidates, tops, largest, temperature, low, guess, top, looks_below,
-            by_mass, vocab_size, num_blocks, width, block, blocks_at_once, capacity,
+            by_mass, vocab_size, num_blocks, width, capacity,
         )  # fmt: skip
         fits = False
         if above + weight >= wanted:
@@ -285,8 +280,6 @@ def _find_floors(
     vocab_size: tl.constexpr,
     num_blocks: tl.constexpr,
     width: tl.constexpr,
-    block: tl.constexpr,
-    blocks_at_once: tl.constexpr,
     capacity: tl.constexpr,
     few: tl.constexpr,
     first_guess: tl.constexpr,
@@ -315,13 +308,13 @@ def _find_floors(
             guess = _select(tops, ones, lowest_top, largest, 0.0, wanted)
             floor = _search(
                 logits, listed, candidates, tops, largest, temperature, floor, guess, floor, k.to(tl.float32),
-                False, vocab_size, num_blocks, width, block, blocks_at_once, capacity, few,
+                False, vocab_size, num_blocks, width, capacity, few,
             )  # fmt: skip
         if p < 1.0:
             if narrows:
                 total, _, _, _, _, _ = _weigh(
                     logits, listed, candidates, tops, largest, temperature, floor, floor, largest, False,
-                    True, vocab_size, num_blocks, width, block, blocks_at_once, capacity,
+                    True, vocab_size, num_blocks, width, capacity,
                 )  # fmt: skip
                 guess = floor
                 next_guess = floor
@@ -332,7 +325,7 @@ def _find_floors(
                 next_guess = _select(tops, ones, lowest_top, largest, 0.0, second_guess)
             floor = _search(
                 logits, listed, candidates, tops, largest, temperature, floor, guess, next_guess, p * total,
-                True, vocab_size, num_blocks, width, block, blocks_at_once, capacity, few,
+                True, vocab_size, num_blocks, width, capacity, few,
             )  # fmt: skip
         if smallest_share > 0.0:
             # Rounding must not throw out the likeliest itself.

@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.draw import BLOCK, BlockScores, scaled
+from ramify.kernels.draw import BLOCK, BlockScores, scaled, width_of
 
-BLOCKS_AT_ONCE = 16
+BLOCKS_AT_ONCE = tl.constexpr(16)  # that one program of _count_larger reads
 
 
 class Reports(NamedTuple):
@@ -71,13 +71,12 @@ def report(
         count,
         vocab_size=vocab_size,
         num_blocks=num_blocks,
-        width=max(triton.next_power_of_2(num_blocks), 16),
-        block=BLOCK,
+        width=width_of(num_blocks),
         is_processed=processing is not None,
         num_warps=4,
     )
     # Whole numbers add up to the same in any order, so many programs may count for one row.
-    _count_larger[(rows, triton.cdiv(num_blocks, BLOCKS_AT_ONCE))](
+    _count_larger[(rows, triton.cdiv(num_blocks, BLOCKS_AT_ONCE.value))](
         logits,
         scores.largest,
         token_ids,
@@ -85,8 +84,6 @@ def report(
         logits.stride(0),
         vocab_size=vocab_size,
         num_blocks=num_blocks,
-        block=BLOCK,
-        blocks_at_once=BLOCKS_AT_ONCE,
         num_warps=4,
     )
 
@@ -117,7 +114,6 @@ def _report(
     vocab_size: tl.constexpr,
     num_blocks: tl.constexpr,
     width: tl.constexpr,
-    block: tl.constexpr,
     is_processed: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
@@ -150,8 +146,8 @@ def _report(
         tl.store(top_ids + row * count + index, place.to(tl.int64))
         tl.store(top_logprobs + row * count + index, _logprob(best, largest, temperature, floor, log_total))
         # What comes after it in its block: smaller, or equal with a higher id.
-        winner = place // block
-        ids = winner * block + tl.arange(0, block)
+        winner = place // BLOCK
+        ids = winner * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(logits + ids, mask=ids < vocab_size, other=float("-inf"))
         is_left = (ids < vocab_size) & ((x < best) | ((x == best) & (ids > place)))
         following = tl.max(tl.where(is_left, x, float("-inf")), axis=0)
@@ -169,16 +165,14 @@ def _count_larger(
     logits_stride: tl.tensor,
     vocab_size: tl.constexpr,
     num_blocks: tl.constexpr,
-    block: tl.constexpr,
-    blocks_at_once: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     logits += row * logits_stride
     chosen = tl.load(logits + tl.load(token_ids + row))
-    blocks = tl.program_id(1) * blocks_at_once + tl.arange(0, blocks_at_once)
+    blocks = tl.program_id(1) * BLOCKS_AT_ONCE + tl.arange(0, BLOCKS_AT_ONCE)
     tops = tl.load(block_largest + row * num_blocks + blocks, mask=blocks < num_blocks, other=float("-inf"))
     if tl.max(tops, axis=0) > chosen:
-        ids = blocks[:, None] * block + tl.arange(0, block)[None, :]
+        ids = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
         x = tl.load(logits + ids, mask=(tops > chosen)[:, None] & (ids < vocab_size), other=float("-inf"))
         larger = tl.sum(tl.sum((x > chosen).to(tl.int32), axis=1), axis=0)
         tl.atomic_add(ranks + row, larger, sem="relaxed")
