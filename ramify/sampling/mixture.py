@@ -50,6 +50,9 @@ class Mixed:
     normaliser_teacher: Tensor
 
 
+NUMBERS = tuple(field.name for field in fields(Mixed) if field.name != "logits")  # what is told of a row, in order
+
+
 def mix(
     teacher: Tensor,
     theta: Tensor,
@@ -79,8 +82,7 @@ def mix(
         )
         logits[some] = part.logits
         parts.append(part)
-    rest = [torch.cat([getattr(part, item.name) for part in parts]) for item in fields(Mixed)[1:]]
-    return Mixed(logits, *rest)
+    return Mixed(logits, **{name: torch.cat([getattr(part, name) for part in parts]) for name in NUMBERS})
 
 
 def _mix(
