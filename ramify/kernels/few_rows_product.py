@@ -24,7 +24,7 @@ from torch import Tensor
 from ramify.kernels.overlap import LINE, launch_options, prefetch, start_next, wait_for_last
 
 MOST_ROWS = 64
-LINES: tl.constexpr = tl.constexpr(4)  # of each weight row that a program asks for before it may start
+LINES = tl.constexpr(4)  # of each weight row that a program asks for before it may start
 
 
 @dataclass(frozen=True, slots=True)

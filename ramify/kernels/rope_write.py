@@ -92,7 +92,7 @@ def _rope_and_write(
     qkv_stride: tl.tensor,
     queries_stride: tl.tensor,
     slot_stride: tl.tensor,
-    part_stride: tl.tensor,
+    keys_to_values: tl.tensor,
     attention_factor: tl.tensor,
     eps: tl.tensor,
     heads: tl.constexpr,
@@ -146,6 +146,6 @@ def _rope_and_write(
         tl.store(target, turned_x, mask=inside & is_query)
         tl.store(target + half, turned_y, mask=inside & is_query)
         kv_head = tl.where(is_value, head - heads - kv_heads, head - heads)
-        target = kv_layer + slot * slot_stride + tl.where(is_value, part_stride, 0) + kv_head * head_dim + lane
+        target = kv_layer + slot * slot_stride + tl.where(is_value, keys_to_values, 0) + kv_head * head_dim + lane
         tl.store(target, tl.where(is_value, first, turned_x), mask=inside & ~is_query)
         tl.store(target + half, tl.where(is_value, second, turned_y), mask=inside & ~is_query)
