@@ -3,9 +3,9 @@
     survey    (rows x splits)   both logit rows once: normalisers, the mean and range of teacher − theta, supports
     grow      (rows x splits)   the difference of the normalisers as one sum, where the models nearly agree
     settle    (rows)            what holds for the whole search, and where it starts
-    seek      (rows x splits)   sums at the present α; launched a fixed number of times, each begins by taking the step
-                                that the sums of the one before call for. Rows that have arrived read nothing more
-    bound     (rows)            the last of these steps, then alpha_min, alpha_max and the teacher's rights
+    seek      (rows x splits)   sums at the present α; launched a fixed number of times, and each launch first takes the
+                                step that the previous one's sums call for. Rows that have arrived read nothing more
+    bound     (rows)            the last of these steps, then alpha_min, alpha_max and rows forced to the teacher
     refine    (rows x splits)   the same sums, from exponents in float64
     weigh     (rows x splits)   the sums at the final α, and those of both effective sample sizes
     write     (rows x splits)   log q*, and the row's numbers

@@ -1,10 +1,10 @@
 """Newton's search for the teacher's weight α, a row over several programs; the truth is `sampling/alpha.py`.
 
 settle    the facts of a row, and where its search starts
-seek      the step that the sums of the launch before call for, then the sums at the new α: moments, or for
+seek      takes the step that the sums of the previous launch call for, then sums at the new α: moments, or for
           ess_balance the log-sums at −α and at 2 − α
-bound     the last of these steps, then what the caller allows
-refine    moments once more, from exponents in float64: `corrected` takes the step that they call for
+bound     takes the last of these steps, then keeps α within what the caller allows
+refine    moments once more, from exponents in float64; `corrected` takes the step that they call for
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ BEYOND = tl.constexpr(BEFORE + LOG_SUM)
 @triton.jit
 def _crossing(low: tl.tensor, low_value, low_slope, high, high_value, high_slope):  # type: ignore[no-untyped-def]
     """Where two tangents meet; halfway if rounding puts that outside."""
-    place = ((low_value - low_slope * low) - (high_value - high_slope * high)) / (high_slope - low_slope)
-    return tl.where((place > low) & (place < high), place, (low + high) / 2)
+    crossing = ((low_value - low_slope * low) - (high_value - high_slope * high)) / (high_slope - low_slope)
+    return tl.where((crossing > low) & (crossing < high), crossing, (low + high) / 2)
 
 
 @triton.jit
@@ -139,7 +139,7 @@ def _correction(mean: tl.tensor, square: tl.tensor, rise: tl.tensor, rise_square
 def _advance(  # type: ignore[no-untyped-def]
     facts, state, sums, is_balance: tl.constexpr, splits: tl.constexpr, width: tl.constexpr
 ):
-    """The state after the one whose sums these are; the same if it had arrived."""
+    """The state that follows the one at which these sums were taken; the same one if it had arrived."""
     alpha, arrived = tl.load(state + ALPHA), tl.load(state + ARRIVED)
     low, low_value, low_slope = tl.load(state + LOW), tl.load(state + LOW_VALUE), tl.load(state + LOW_SLOPE)
     high, high_value, high_slope = tl.load(state + HIGH), tl.load(state + HIGH_VALUE), tl.load(state + HIGH_SLOPE)
@@ -251,7 +251,7 @@ def seek(
 
 @triton.jit
 def _within(alpha: tl.tensor, alpha_min: tl.constexpr, alpha_max: tl.constexpr) -> tl.tensor:
-    # A bare number would be rounded to float32 on its way.
+    # tl.maximum would round a bare number to float32.
     return tl.minimum(tl.maximum(alpha, tl.full((), alpha_min, tl.float64)), tl.full((), alpha_max, tl.float64))
 
 
@@ -269,7 +269,7 @@ def bound(
     splits: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
-    """The search's last step, then its bounds and the teacher's rights; SOUGHT is now: may be refined."""
+    """The search's last step, then α's bounds and rows forced to the teacher; SOUGHT now says: may be refined."""
     row = tl.program_id(0).to(tl.int64)
     facts += row * NUM_FACTS
     states += row * NUM_STATES

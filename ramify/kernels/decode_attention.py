@@ -6,9 +6,9 @@
     writes           out[row], where the row has one part (zeros where it has none: padding); else
                      partials[part, heads], lse[part, heads]
 
-A row's parts become its output here too, unless shared prefixes are read beside (then `merge` follows): whoever writes
-the last of them, known by a counter per row and key-value head that goes back to 0, adds them up in their order, so the
-result does not depend on who that was.
+A row's parts are merged here too, unless shared prefixes are read as well (then `merge` follows). A counter per row and
+key-value head shows which program wrote the last part: that one merges all of them in their order, so that the result
+does not depend on which it was, and sets the counter back to 0.
 
 The number of programs is fixed and the number of items is read on the device, so a CUDA graph outlives its lists.
 NaN among a row's queries, keys or values reaches the parts of that row and no other.
@@ -35,7 +35,7 @@ BLOCK_N = 64
 NUM_WARPS = 4
 NUM_STAGES = 3
 PROGRAMS_PER_PROCESSOR = (2, 8)  # at least, at most
-PARTS_OF_A_ROW = 8  # as many as one launch has programs for, where rows are few
+PARTS_OF_A_ROW = 8  # that a launch has programs for, where rows are few
 FEWEST_QUERIES = 16  # what a matrix product takes
 
 
@@ -160,7 +160,8 @@ def _prefetch(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     PER_LINE: tl.constexpr,
 ):
-    """This program's first tile, before the wait: lists and tables are there, and all positions but the newest."""
+    """Asks for this program's first tile before the wait: lists and tables are complete, and so are the keys and values
+    of all positions but the newest."""
     work = tl.program_id(0)
     if work < num_items * KV_HEADS:
         item = first_item + (work // KV_HEADS) * OWN_FIELDS
@@ -178,8 +179,8 @@ def _prefetch(  # type: ignore[no-untyped-def]
 def _merged(  # type: ignore[no-untyped-def]
     partials, lse, source, count, real, HEADS: tl.constexpr, PADDED_QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr
 ):
-    """`count` parts of some heads, the first at `source`, by log-sum-exp. Past the first cache, which knows only what
-    this processor wrote."""
+    """`count` parts of some heads, the first at `source`, merged by log-sum-exp. Loads go past the L1 cache, which does
+    not see what other processors wrote."""
     dim = tl.arange(0, HEAD_DIM)
     output, total, peak = begin(PADDED_QUERIES, HEAD_DIM)
     for part in tl.range(0, count, loop_unroll_factor=4):

@@ -1,7 +1,7 @@
 """The draw of `sampling/draw.py` on the GPU: one pass over the logits, then a race per row.
 
     score_blocks   (rows x chunks)   logits -> of every block of 256 ids: largest, its lowest id, two sums
-    keep_above     (rows x chunks)   the sums again without what is below a row's floor; reads few blocks
+    keep_above     (rows x chunks)   the sums again, without what is below a row's floor; reads few blocks
     draw_tokens    (rows)            blocks race, then the ids of the winner; greedy rows take the largest
 
 A block's sums are relative to its own largest logit m, so one pass is enough and nothing overflows:
@@ -43,7 +43,7 @@ class BlockScores(NamedTuple):
     """What one pass leaves of the logits, all (R, blocks)."""
 
     largest: Tensor  # float32
-    places: Tensor  # int32: the lowest id of the largest logit
+    largest_ids: Tensor  # int32: the id of the largest logit, the lowest of those that tie
     raw_sums: Tensor  # float32: at temperature 1, of all ids
     sums: Tensor  # float32: at the row's temperature, of the ids that filters left; 0 where none is left
 
@@ -122,7 +122,7 @@ def draw_tokens(
         temperatures if floors is None else floors,
         *keys,
         scores.largest,
-        scores.places,
+        scores.largest_ids,
         scores.sums,
         raw_logits,
         raw_scores.largest,
@@ -179,7 +179,7 @@ def random_words(
         nothing + seed_low.to(tl.uint32),
         nothing + seed_high.to(tl.uint32),
     )
-    # (quarter, 2, 2), its last two places read w0, w1, w2, w3
+    # (quarter, 2, 2): read along its last two axes it says w0, w1, w2, w3
     return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (count,))
 
 
@@ -202,7 +202,7 @@ def _score_blocks(
     logits: tl.tensor,
     temperatures: tl.tensor,
     largest: tl.tensor,
-    places: tl.tensor,
+    largest_ids: tl.tensor,
     raw_sums: tl.tensor,
     sums: tl.tensor,
     logits_stride: tl.tensor,
@@ -214,7 +214,7 @@ def _score_blocks(
     ids = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     x = tl.load(logits + row * logits_stride + ids, mask=ids < vocab_size, other=float("-inf"))
     top = tl.max(x, axis=1)
-    place = tl.min(tl.where(x == top[:, None], ids, vocab_size - 1), axis=1)
+    top_id = tl.min(tl.where(x == top[:, None], ids, vocab_size - 1), axis=1)
     # A block of nothing but minus infinity is empty: its sums are 0, not NaN.
     base = tl.where(top == float("-inf"), 0.0, top)[:, None]
     raw_sum = tl.sum(tl.exp(x - base), axis=1)
@@ -223,7 +223,7 @@ def _score_blocks(
     target = row * num_blocks + blocks
     inside = blocks < num_blocks
     tl.store(largest + target, top, mask=inside)
-    tl.store(places + target, place, mask=inside)
+    tl.store(largest_ids + target, top_id, mask=inside)
     tl.store(raw_sums + target, raw_sum, mask=inside)
     tl.store(sums + target, kept_sum, mask=inside)
 
@@ -264,7 +264,7 @@ def _draw_tokens(
     children: tl.tensor,
     positions: tl.tensor,
     largest: tl.tensor,
-    places: tl.tensor,
+    largest_ids: tl.tensor,
     sums: tl.tensor,
     raw_logits: tl.tensor,
     raw_largest: tl.tensor,
@@ -303,8 +303,8 @@ def _draw_tokens(
         score = tl.where(score > float("-inf"), score, float("-inf"))
         token = winner * BLOCK + tl.argmax(score, axis=0)
     else:
-        place = tl.load(places + row * num_blocks + blocks, mask=inside, other=vocab_size)
-        token = tl.min(tl.where(tops == top, place, vocab_size), axis=0)
+        top_ids = tl.load(largest_ids + row * num_blocks + blocks, mask=inside, other=vocab_size)
+        token = tl.min(tl.where(tops == top, top_ids, vocab_size), axis=0)
     token = tl.minimum(token, vocab_size - 1)
 
     raw_tops = tl.load(raw_largest + row * num_blocks + blocks, mask=inside, other=float("-inf"))

@@ -10,8 +10,9 @@ probability for top-p. The search keeps a bracket and reads only blocks whose la
      not enough: top becomes the largest below the guess
 
 The first guess comes from the blocks' largest logits: the k-th largest of them is never above the k-th largest logit,
-so it is enough for top-k. Later guesses halve the bracket by value and by place among float32 numbers in turns, which
-ends after 64 passes at worst and a few at best. Sums have one fixed order: a row's floor is the same in every batch.
+so it is enough for top-k. Later guesses halve the bracket, in turns by value and by index in the sorted list of all
+float32 numbers, which ends after 64 passes at worst and a few at best. Sums have one fixed order: a row's floor is the
+same in every batch.
 """
 
 from __future__ import annotations
@@ -86,24 +87,24 @@ def find_floors(
 
 
 @triton.jit
-def _place(value: tl.tensor) -> tl.tensor:
-    """The place of a float32 among all of them: int64, in the same order."""
+def _index_of(value: tl.tensor) -> tl.tensor:
+    """The index of a float32 in the sorted list of all of them, counted from zero's: int64."""
     bits = value.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
 
 @triton.jit
-def _at_place(place: tl.tensor) -> tl.tensor:
-    key = place.to(tl.int32)
-    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+def _float_at(index: tl.tensor) -> tl.tensor:
+    bits = index.to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _middle(low: tl.tensor, top: tl.tensor, turn: tl.tensor) -> tl.tensor:
     """A value above low and up to top, where low < top."""
     by_value = 0.5 * low + 0.5 * top
-    by_place = _at_place((_place(low) + _place(top)) >> 1)
-    middle = tl.where((turn % 2 == 0) & (by_value > low), by_value, by_place)
+    by_index = _float_at((_index_of(low) + _index_of(top)) >> 1)
+    middle = tl.where((turn % 2 == 0) & (by_value > low), by_value, by_index)
     return tl.where((middle > low) & (middle <= top), middle, top)
 
 

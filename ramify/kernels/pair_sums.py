@@ -8,8 +8,8 @@ needs those of the whole row merges them:
     a log-sum    largest   Σ e      Σ e d
     moments      largest   Σ e      Σ e d   Σ e d²    Σ e d   Σ e d²        the last two over d > 0 alone
 
-Numbers of a row are float64, and so is the log-ratio until it is rounded once. Instead of d the sums have `ratio`,
-which is d + rest.
+Numbers of a row are float64, and so is the log-ratio until it is rounded once. Kernels sum `ratio`, which is d + rest,
+in place of d.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def exact_exponents(s: tl.tensor, t: tl.tensor, both: tl.tensor, alpha: tl.tenso
 
 @triton.jit
 def _finite(largest: tl.tensor) -> tl.tensor:
-    """What exponents are measured from: nothing has been seen yet at minus infinity."""
+    """What exponents are measured from: the largest, or 0 while nothing has been seen."""
     return tl.where(largest == float("-inf"), 0.0, largest)
 
 
@@ -68,7 +68,7 @@ def sum_of(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def exponentials(largest: tl.tensor, x: tl.tensor, inside: tl.tensor):  # type: ignore[no-untyped-def]
-    """The largest exponent with x among them, e^x relative to it, and by what earlier sums are multiplied to be so."""
+    """The largest exponent, x included; e^x relative to it; and the factor that makes earlier sums relative to it."""
     following = tl.maximum(largest, tl.max(x, axis=0).to(tl.float64))
     e = tl.where(inside, tl.exp((x - _finite(following).to(x.dtype)).to(tl.float32)), 0.0)
     return following, e, tl.exp(largest - _finite(following))
@@ -111,9 +111,9 @@ def store_moments(out, largest, total, mean, square, rise, rise_square):  # type
 
 @triton.jit
 def column(sums, index: tl.constexpr, splits: tl.constexpr, width: tl.constexpr, other: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One number of every split of a row, (width,); `sums` points at the row's first."""
-    places = tl.arange(0, width)
-    return tl.load(sums + places * NUM_SUMS + index, mask=places < splits, other=other)
+    """One column of a row's sums, a number from every split: (width,). `sums` points at the row's first number."""
+    parts = tl.arange(0, width)
+    return tl.load(sums + parts * NUM_SUMS + index, mask=parts < splits, other=other)
 
 
 @triton.jit

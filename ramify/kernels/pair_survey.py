@@ -1,7 +1,7 @@
 """What two models' logits are before they are mixed: the facts of a row, as `sampling/pair.py` has them.
 
-`survey` reads both rows once, `grow` once more where the models nearly agree; `sum_up`, which the search begins with,
-makes the facts of what they leave.
+`survey` reads both rows once, `grow` once more where the models nearly agree; `sum_up`, with which the search begins,
+turns what they leave into facts.
 """
 
 from __future__ import annotations
@@ -123,9 +123,10 @@ def _is_small(surveyed: tl.tensor, centre: tl.tensor, splits: tl.constexpr, widt
 
 @triton.jit
 def _expm1(x: tl.tensor) -> tl.tensor:
+    """e^x − 1: near 0 by the first eight terms of its series, where the difference would lose its digits."""
     near = x / 8
-    for place in tl.static_range(7, 1, -1):
-        near = (1.0 + near) * x / place
+    for degree in tl.static_range(7, 1, -1):
+        near = (1.0 + near) * x / degree
     return tl.where(tl.abs(x) < 0.5, (1.0 + near) * x, tl.exp(x) - 1.0)
 
 
@@ -179,8 +180,8 @@ def sum_up(surveyed, grown, facts, splits: tl.constexpr, width: tl.constexpr):  
     whole_s = tl.where(alone_sum_s > 0, log_add(shared_s, alone_s + tl.log(alone_sum_s)), shared_s)
     whole_t = tl.where(alone_sum_t > 0, log_add(shared_t, alone_t + tl.log(alone_sum_t)), shared_t)
     centre = (mean_s / sum_s).to(tl.float32).to(tl.float64)
-    places = tl.arange(0, width)
-    growth = tl.sum(tl.load(grown + places, mask=places < splits, other=0.0), axis=0)
+    parts = tl.arange(0, width)
+    growth = tl.sum(tl.load(grown + parts, mask=parts < splits, other=0.0), axis=0)
     rest = tl.where(
         _is_small(surveyed, centre, splits, width), tl.log(1.0 + growth / sum_s), whole_t - whole_s - centre
     )

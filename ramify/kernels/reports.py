@@ -22,7 +22,7 @@ class Reports(NamedTuple):
     """Where reports go."""
 
     logprobs: Tensor  # (R,) float32
-    ranks: Tensor  # (R,) int32, from 1; tokens that tie share the best place
+    ranks: Tensor  # (R,) int32, from 1; tokens that tie share the best rank
     top_ids: Tensor  # (R, count) int64, likeliest first, the lowest id first among ties
     top_logprobs: Tensor  # (R, count) float32
 
@@ -57,7 +57,7 @@ def report(
     _report[(rows,)](
         logits,
         scores.largest,
-        scores.places,
+        scores.largest_ids,
         scores.raw_sums,
         scores.sums,
         scores.largest if processing is None else processing.temperatures,
@@ -99,7 +99,7 @@ def _logprob(
 def _report(
     logits: tl.tensor,
     block_largest: tl.tensor,
-    block_places: tl.tensor,
+    block_largest_ids: tl.tensor,
     raw_sums: tl.tensor,
     kept_sums: tl.tensor,
     temperatures: tl.tensor,
@@ -121,8 +121,8 @@ def _report(
     blocks = tl.arange(0, width)
     exists = blocks < num_blocks
     tops = tl.load(block_largest + row * num_blocks + blocks, mask=exists, other=float("-inf"))
-    # An id beyond the vocabulary marks a block with nothing left to list.
-    places = tl.load(block_places + row * num_blocks + blocks, mask=exists, other=vocab_size)
+    # Each block's next id to list; one beyond the vocabulary: the block has nothing left.
+    candidates = tl.load(block_largest_ids + row * num_blocks + blocks, mask=exists, other=vocab_size)
     sums = tl.load(raw_sums + row * num_blocks + blocks, mask=exists, other=0.0)
     largest = tl.max(tops, axis=0)
     temperature = 1.0
@@ -141,19 +141,19 @@ def _report(
 
     for index in range(count):
         best = tl.max(tops, axis=0)
-        # In a row with NaN no place may match: any id of the vocabulary will do, the row is faulty.
-        place = tl.minimum(tl.min(tl.where(tops == best, places, vocab_size), axis=0), vocab_size - 1)
-        tl.store(top_ids + row * count + index, place.to(tl.int64))
+        # In a row with NaN no candidate may match: any id of the vocabulary will do, the row is faulty.
+        best_id = tl.minimum(tl.min(tl.where(tops == best, candidates, vocab_size), axis=0), vocab_size - 1)
+        tl.store(top_ids + row * count + index, best_id.to(tl.int64))
         tl.store(top_logprobs + row * count + index, _logprob(best, largest, temperature, floor, log_total))
         # What comes after it in its block: smaller, or equal with a higher id.
-        winner = place // BLOCK
+        winner = best_id // BLOCK
         ids = winner * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(logits + ids, mask=ids < vocab_size, other=float("-inf"))
-        is_left = (ids < vocab_size) & ((x < best) | ((x == best) & (ids > place)))
+        is_left = (ids < vocab_size) & ((x < best) | ((x == best) & (ids > best_id)))
         following = tl.max(tl.where(is_left, x, float("-inf")), axis=0)
-        following_place = tl.min(tl.where(is_left & (x == following), ids, vocab_size), axis=0)
+        following_id = tl.min(tl.where(is_left & (x == following), ids, vocab_size), axis=0)
         tops = tl.where(blocks == winner, following, tops)
-        places = tl.where(blocks == winner, following_place, places)
+        candidates = tl.where(blocks == winner, following_id, candidates)
 
 
 @triton.jit

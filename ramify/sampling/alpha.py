@@ -5,7 +5,7 @@
     ess_balance   the α with Σ π_θ²/q = Σ π_t²/q, that is log Z(−α) = log Z(2 − α)
 
 The two that need a search run Newton's method inside a bracket for a fixed number of steps. A row that has arrived
-stays where it is, so nothing depends on who stands beside it, and on a CPU the search ends when all have arrived.
+stays where it is, so no row depends on its neighbours, and on a CPU the search ends when all have arrived.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ LEAST_GROWTH = 1e-300  # ess_balance divides by it
 
 
 class Tangent(NamedTuple):
-    """log Z at one end of each row's bracket: (R,) each."""
+    """One end of each row's bracket, and log Z and its slope there: (R,) each."""
 
-    place: Tensor
+    alpha: Tensor
     value: Tensor
     slope: Tensor
 
-    def moved(self, rows: Tensor, *new: Tensor) -> Tangent:
-        return Tangent(*(torch.where(rows, item, old) for item, old in zip(new, self, strict=True)))
+    def moved(self, rows: Tensor, *target: Tensor) -> Tangent:
+        """These rows (R,) bool to the target's alpha, value and slope."""
+        return Tangent(*(torch.where(rows, new, old) for new, old in zip(target, self, strict=True)))
 
 
 def kl_symmetry(pair: Pair) -> tuple[Tensor, Tensor]:
@@ -65,7 +66,7 @@ def kl_symmetry(pair: Pair) -> tuple[Tensor, Tensor]:
         low = low.moved(~arrived & (here.mean < 0), alpha, value, here.mean)
         high = high.moved(~arrived & (here.mean >= 0), alpha, value, here.mean)
         step = alpha + correction(here)
-        is_inside = (step >= low.place) & (step <= high.place)
+        is_inside = (step >= low.alpha) & (step <= high.alpha)
         following = torch.where(is_inside, step, _crossing(low, high))
         # Where E[d] is as good as 0, its sign and all that follows from it may be noise.
         is_root = here.mean.abs() <= noise
@@ -77,17 +78,17 @@ def kl_symmetry(pair: Pair) -> tuple[Tensor, Tensor]:
 
 
 def _crossing(low: Tangent, high: Tangent) -> Tensor:
-    """Where the tangents of a convex function at two places meet; halfway if rounding puts that outside."""
-    rise = (low.value - low.slope * low.place) - (high.value - high.slope * high.place)
+    """Where two tangents of a convex function meet; halfway if rounding puts that outside."""
+    rise = (low.value - low.slope * low.alpha) - (high.value - high.slope * high.alpha)
     crossing = rise / (high.slope - low.slope)
-    return torch.where((crossing > low.place) & (crossing < high.place), crossing, (low.place + high.place) / 2)
+    return torch.where((crossing > low.alpha) & (crossing < high.alpha), crossing, (low.alpha + high.alpha) / 2)
 
 
 def correction(here: Moments) -> Tensor:
     """Newton's step towards E[d] = 0, taken on log E[d; d > 0] − log E[−d; d < 0].
 
     Both logarithms are nearly lines in α, the first rising and the second falling, even where E[d] itself is flat, or
-    steep at one place alone: models that disagree by hundreds need no more steps than models that nearly agree.
+    steep at one α alone: models that disagree by hundreds need no more steps than models that nearly agree.
     NaN where one of the two is nothing beside the other.
     """
     fall, fall_square = here.rise - here.mean, here.square - here.rise_square

@@ -187,13 +187,13 @@ def _choose(pair: Pair, config: MixtureConfig, forced: Tensor) -> tuple[Tensor, 
 
 
 def _describe(pair: Pair, logits: Tensor, alpha: Tensor, log_z: Tensor, *, mean: Tensor, clamped: Tensor) -> Mixed:
-    """What is said of q*; mean (R,) is that of d under it. Here one model alone, and none at all, get their due."""
+    """What is said of q*; mean (R,) is that of d under it. Rows of one model alone, and of none, are put right here."""
     is_theta, is_teacher = alpha == 0, alpha == 1
     is_end = is_theta | is_teacher
     disjoint = pair.is_disjoint & ~is_end
     if alpha.device.type != "cpu" or bool((is_end | disjoint).any()):
         logits = torch.where(is_theta[:, None], pair.theta, logits)
-        # A disjoint row ends with an error; until then it shall not disturb those who look at it.
+        # A disjoint row ends with an error; until then whoever reads its logits must find numbers.
         logits = torch.where((is_teacher | disjoint)[:, None], pair.teacher, logits)
     log_z = log_z.clamp_max(0).masked_fill(is_end, 0).masked_fill(disjoint, -torch.inf)
     kl_theta = (alpha * mean - log_z).clamp_min(0).masked_fill(is_theta, 0)
