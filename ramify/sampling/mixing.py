@@ -71,7 +71,7 @@ class Mixer:
     def combine(self, teacher: Tensor, theta: Tensor, is_first: Tensor) -> Mixed:
         """Of logits that have their temperature."""
         special = self.special_token_ids(theta.device)
-        return mix(teacher, theta, self.config, temperature=1.0, first=is_first, special_token_ids=special)
+        return mix(teacher, theta, self.config, first=is_first, special_token_ids=special)
 
 
 def as_reports(numbers: Tensor) -> list[MixtureReport]:
