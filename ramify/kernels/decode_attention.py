@@ -171,8 +171,8 @@ def _prefetch(  # type: ignore[no-untyped-def]
         keys_to_values: tl.constexpr = KV_HEADS * HEAD_DIM
         keys = kv + slot * (2 * keys_to_values) + (work % KV_HEADS) * HEAD_DIM
         for line in tl.static_range(0, HEAD_DIM, PER_LINE):
-            prefetch(keys + line, True)
-            prefetch(keys + keys_to_values + line, True)
+            prefetch(keys + line)
+            prefetch(keys + keys_to_values + line)
 
 
 @triton.jit

@@ -39,9 +39,9 @@ class FloorScratch(NamedTuple):
     candidates: Tensor  # (R, a power of two) float32
 
     @classmethod
-    def empty(cls, rows: int, vocab_size: int, device: torch.device, capacity: int = CAPACITY) -> FloorScratch:
+    def empty(cls, rows: int, vocab_size: int, device: torch.device) -> FloorScratch:
         blocks = torch.empty(rows, triton.cdiv(vocab_size, BLOCK.value), dtype=torch.int32, device=device)
-        return cls(blocks, torch.empty(rows, capacity, device=device))
+        return cls(blocks, torch.empty(rows, CAPACITY, device=device))
 
 
 def find_floors(

@@ -48,9 +48,8 @@ def wait_for_last(OVERLAP: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def prefetch(pointers, OVERLAP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Brings the lines of memory at these pointers into the cache, for reads after the wait."""
-    if OVERLAP:
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
-        )
+def prefetch(pointers):  # type: ignore[no-untyped-def]
+    """Brings the lines of memory at these pointers into the cache, for reads after the wait; where kernels overlap."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+    )
