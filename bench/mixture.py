@@ -86,7 +86,7 @@ def main() -> None:
         config = MixtureConfig(alpha_method=method, alpha=0.5 if method == "fixed" else None)
 
         def torch_mix(config: MixtureConfig = config) -> object:
-            return mixture.mix(teacher, theta, config, temperature=1.0, first=first, special_token_ids=special)
+            return mixture.mix(teacher, theta, config, first=first, special_token_ids=special)
 
         show(f"{method}, torch", torch_mix)
         if has_gpu:

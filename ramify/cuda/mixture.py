@@ -3,9 +3,9 @@
     survey    (rows x splits)   both logit rows once: normalisers, the mean and range of teacher − theta, supports
     grow      (rows x splits)   the difference of the normalisers as one sum, where the models nearly agree
     settle    (rows)            what holds for the whole search, and where it starts
-    seek      (rows x splits)   sums at the present α; launched a fixed number of times, each begins by taking the step
-                                that the sums of the one before call for. Rows that have arrived read nothing more
-    bound     (rows)            the last of these steps, then alpha_min, alpha_max and the teacher's rights
+    seek      (rows x splits)   sums at the present α; launched a fixed number of times, and each launch first takes the
+                                step that the previous one's sums call for. Rows that have arrived read nothing more
+    bound     (rows)            the last of these steps, then alpha_min, alpha_max and rows forced to the teacher
     refine    (rows x splits)   the same sums, from exponents in float64
     weigh     (rows x splits)   the sums at the final α, and those of both effective sample sizes
     write     (rows x splits)   log q*, and the row's numbers
@@ -23,15 +23,16 @@ from torch import Tensor
 
 from ramify.config import MixtureConfig
 from ramify.kernels.alpha_search import NUM_STATES, bound, refine, seek, settle
-from ramify.kernels.mixture import NUM_NUMBERS, weigh, write
+from ramify.kernels.mixture import weigh, write
 from ramify.kernels.pair_sums import NUM_SUMS
 from ramify.kernels.pair_survey import NUM_FACTS, grow, survey
 from ramify.sampling import alpha as methods
 from ramify.sampling.mixing import Mixer
-from ramify.sampling.mixture import Mixed, forced_rows, on_support
+from ramify.sampling.mixture import NUMBERS, Mixed, forced_rows, on_support
 
 BLOCK = 1024
 SPLIT = 8192  # ids a program reads: 19 programs for a row of 151,936
+ANSWERS = ("clamped", "disjoint", "sound")  # numbers that are 0 or 1
 
 
 def mix(teacher: Tensor, theta: Tensor, config: MixtureConfig, *, first: Tensor, special_token_ids: Tensor) -> Mixed:
@@ -44,9 +45,10 @@ def mix(teacher: Tensor, theta: Tensor, config: MixtureConfig, *, first: Tensor,
         given = torch.full((theta.shape[0],), config.alpha, dtype=torch.float64, device=theta.device)
     elif config.alpha_method == "entropy":
         given = methods.entropy(theta, teacher)
-    search = _Search(teacher, theta, given, is_balance=config.alpha_method == "ess_balance")
+    is_balance = config.alpha_method == "ess_balance"
+    search = _Search(teacher, theta, given, is_balance=is_balance)
     if given is None:
-        for step in range(methods.STEPS + (1 if config.alpha_method == "ess_balance" else 0)):
+        for step in range(methods.BALANCE_STEPS if is_balance else methods.STEPS):
             search.seek(step)
     return search.finish(forced, config.alpha_min, config.alpha_max)
 
@@ -74,11 +76,11 @@ class _Search:
         self._whole = {"vocab_size": vocab_size, "splits": self._splits, "block": BLOCK, "split": SPLIT}
         self._sizes = self._whole | {"width": triton.next_power_of_2(self._splits)}
         self._is_balance, self._is_sought = is_balance, given is None
-        self._steps = methods.STEPS + 1
-        self.facts = self._empty(rows, NUM_FACTS)
-        self._states = self._empty(self._steps + 1, rows, NUM_STATES)
-        self._sums = self._empty(self._steps, rows, self._splits, NUM_SUMS)
-        surveyed, grown = self._empty(rows, self._splits, NUM_SUMS), self._empty(rows, self._splits)
+        most_steps = max(methods.STEPS, methods.BALANCE_STEPS)
+        self.facts = self._empty(rows, NUM_FACTS.value)
+        self._states = self._empty(most_steps + 1, rows, NUM_STATES.value)  # the last: what `bound` makes of them
+        self._sums = self._empty(most_steps, rows, self._splits, NUM_SUMS.value)
+        surveyed, grown = self._empty(rows, self._splits, NUM_SUMS.value), self._empty(rows, self._splits)
         survey[self._grid](*self._logits, surveyed, **self._whole, num_warps=4)
         grow[self._grid](*self._logits, surveyed, grown, **self._sizes, num_warps=4)
         settle[(rows,)](
@@ -114,8 +116,8 @@ class _Search:
         self._taken = step + 1
 
     def finish(self, forced: Tensor, alpha_min: float, alpha_max: float) -> Mixed:
-        refined, weighed = (self._empty(self._rows, self._splits, NUM_SUMS) for _ in range(2))
-        numbers = self._empty(self._rows, NUM_NUMBERS)
+        refined, weighed = (self._empty(self._rows, self._splits, NUM_SUMS.value) for _ in range(2))
+        numbers = self._empty(self._rows, len(NUMBERS))
         logits = torch.empty(self._rows, self._sizes["vocab_size"], device=self.facts.device)
         last = max(self._taken - 1, 0)
         bounds = {"alpha_min": alpha_min, "alpha_max": alpha_max}
@@ -157,6 +159,6 @@ class _Search:
             **self._sizes,
             num_warps=4,
         )
-        # As `write` leaves them, which is the order of Mixed: numbers, three answers, the two normalisers.
-        columns = numbers.unbind(1)
-        return Mixed(logits, *columns[:6], *(column > 0 for column in columns[6:9]), *columns[9:])
+        told = dict(zip(NUMBERS, numbers.unbind(1), strict=True))
+        told.update({name: told[name] > 0 for name in ANSWERS})
+        return Mixed(logits, **told)

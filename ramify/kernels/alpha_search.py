@@ -1,10 +1,10 @@
 """Newton's search for the teacher's weight α, a row over several programs; the truth is `sampling/alpha.py`.
 
 settle    the facts of a row, and where its search starts
-seek      the step that the sums of the launch before call for, then the sums at the new α: moments, or for
+seek      takes the step that the sums of the previous launch call for, then sums at the new α: moments, or for
           ess_balance the log-sums at −α and at 2 − α
-bound     the last of these steps, then what the caller allows
-refine    moments once more, from exponents in float64: `corrected` takes the step that they call for
+bound     takes the last of these steps, then keeps α within what the caller allows
+refine    moments once more, from exponents in float64; `corrected` takes the step that they call for
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import triton
 import triton.language as tl
 
 from ramify.kernels.pair_sums import (
+    LOG_SUM,
+    MEAN,
+    NUM_SUMS,
     add_up,
     exact_exponents,
     exponents,
@@ -25,27 +28,40 @@ from ramify.kernels.pair_sums import (
     store_log_sum,
     store_moments,
 )
-from ramify.kernels.pair_survey import CENTRE, LARGEST, LOG_SUM_THETA, REST, SPAN, sum_up
+from ramify.kernels.pair_survey import CENTRE, LARGEST, LOG_SUM_THETA, NUM_FACTS, REST, SPAN, sum_up
+from ramify.sampling import alpha as truth
 
-# Where the search of a row stands: α, the bracket's two ends as (place, value, slope), and what is decided.
-NUM_STATES = 16
+IDENTICAL = tl.constexpr(truth.IDENTICAL)
+SLACK = tl.constexpr(truth.SLACK)
+EDGE = tl.constexpr(truth.EDGE)
+ROUNDING = tl.constexpr(truth.ROUNDING)
+NOISY_SPAN = tl.constexpr(truth.NOISY_SPAN)
+MOST_NOISE = tl.constexpr(truth.MOST_NOISE)
+LEAST_FALL = tl.constexpr(truth.LEAST_FALL)
+NEAR = tl.constexpr(truth.NEAR)
+SETTLED = tl.constexpr(truth.SETTLED)
+LEAST_GROWTH = tl.constexpr(truth.LEAST_GROWTH)
+
+# The columns of a row's state, where its search stands: α, both ends of the bracket with log Z and its slope there, and
+# what is decided.
+NUM_STATES = tl.constexpr(16)
 ALPHA = tl.constexpr(0)
-LOW = tl.constexpr(1)
-HIGH = tl.constexpr(4)
+LOW, LOW_VALUE, LOW_SLOPE = map(tl.constexpr, (1, 2, 3))
+HIGH, HIGH_VALUE, HIGH_SLOPE = map(tl.constexpr, (4, 5, 6))
 ARRIVED = tl.constexpr(7)
 SOUGHT = tl.constexpr(8)
 CLAMPED = tl.constexpr(9)
 
-IDENTICAL = tl.constexpr(1e-4)
-SLACK = tl.constexpr(1e-4)
-EDGE = tl.constexpr(1e-6)
+# The columns of a split's sums for ess_balance: log-sums at −α and at 2 − α.
+BEFORE = tl.constexpr(0)
+BEYOND = tl.constexpr(BEFORE + LOG_SUM)
 
 
 @triton.jit
 def _crossing(low: tl.tensor, low_value, low_slope, high, high_value, high_slope):  # type: ignore[no-untyped-def]
     """Where two tangents meet; halfway if rounding puts that outside."""
-    place = ((low_value - low_slope * low) - (high_value - high_slope * high)) / (high_slope - low_slope)
-    return tl.where((place > low) & (place < high), place, (low + high) / 2)
+    crossing = ((low_value - low_slope * low) - (high_value - high_slope * high)) / (high_slope - low_slope)
+    return tl.where((crossing > low) & (crossing < high), crossing, (low + high) / 2)
 
 
 @triton.jit
@@ -63,11 +79,11 @@ def _start(value_low, slope_low, value_high, slope_high, is_half, differ):  # ty
 def _keep(out, alpha, low, low_value, low_slope, high, high_value, high_slope, arrived, sought):  # type: ignore[no-untyped-def]
     tl.store(out + ALPHA, alpha)
     tl.store(out + LOW, low)
-    tl.store(out + LOW + 1, low_value)
-    tl.store(out + LOW + 2, low_slope)
+    tl.store(out + LOW_VALUE, low_value)
+    tl.store(out + LOW_SLOPE, low_slope)
     tl.store(out + HIGH, high)
-    tl.store(out + HIGH + 1, high_value)
-    tl.store(out + HIGH + 2, high_slope)
+    tl.store(out + HIGH_VALUE, high_value)
+    tl.store(out + HIGH_SLOPE, high_slope)
     tl.store(out + ARRIVED, arrived)
     tl.store(out + SOUGHT, sought)
 
@@ -86,7 +102,7 @@ def settle(
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     value_low, slope_low, value_high, slope_high, span, differ, disjoint = sum_up(
-        surveyed + row * splits * 16, grown + row * splits, facts + row * 16, splits, width
+        surveyed + row * splits * NUM_SUMS, grown + row * splits, facts + row * NUM_FACTS, splits, width
     )
     one = tl.full((), 1.0, tl.float64)
     is_half = (span <= IDENTICAL) | disjoint
@@ -97,14 +113,25 @@ def settle(
     else:
         alpha, arrived = _start(value_low, slope_low, value_high, slope_high, is_half, differ)
     arrived = arrived.to(tl.float64)
-    _keep(states + row * 16, alpha, one - 1, value_low, slope_low, one, value_high, slope_high, arrived, 1 - arrived)
+    _keep(
+        states + row * NUM_STATES,
+        alpha,
+        one - 1,
+        value_low,
+        slope_low,
+        one,
+        value_high,
+        slope_high,
+        arrived,
+        1 - arrived,
+    )
 
 
 @triton.jit
 def _correction(mean: tl.tensor, square: tl.tensor, rise: tl.tensor, rise_square: tl.tensor) -> tl.tensor:
     """See `sampling.alpha.correction`."""
     fall, fall_square = rise - mean, square - rise_square
-    fall = tl.where(fall > 1e-5 * rise, fall, float("nan"))
+    fall = tl.where(fall > rise * LEAST_FALL, fall, float("nan"))
     return -(tl.log(rise) - tl.log(fall)) / (rise_square / rise + fall_square / fall)
 
 
@@ -112,25 +139,25 @@ def _correction(mean: tl.tensor, square: tl.tensor, rise: tl.tensor, rise_square
 def _advance(  # type: ignore[no-untyped-def]
     facts, state, sums, is_balance: tl.constexpr, splits: tl.constexpr, width: tl.constexpr
 ):
-    """The state after the one whose sums these are; the same if it had arrived."""
+    """The state that follows the one at which these sums were taken; the same one if it had arrived."""
     alpha, arrived = tl.load(state + ALPHA), tl.load(state + ARRIVED)
-    low, low_value, low_slope = tl.load(state + LOW), tl.load(state + LOW + 1), tl.load(state + LOW + 2)
-    high, high_value, high_slope = tl.load(state + HIGH), tl.load(state + HIGH + 1), tl.load(state + HIGH + 2)
+    low, low_value, low_slope = tl.load(state + LOW), tl.load(state + LOW_VALUE), tl.load(state + LOW_SLOPE)
+    high, high_value, high_slope = tl.load(state + HIGH), tl.load(state + HIGH_VALUE), tl.load(state + HIGH_SLOPE)
     if arrived == 0:
         rest, span = tl.load(facts + REST), tl.load(facts + SPAN)
         if is_balance:
-            before, total, scales = merge(sums, 0, splits, width)
-            mean_before = add_up(sums, 2, scales, splits, width) / total
+            before, total, scales = merge(sums, BEFORE, splits, width)
+            mean_before = add_up(sums, BEFORE + MEAN, scales, splits, width) / total
             before = before + tl.log(total)
-            beyond, total, scales = merge(sums, 3, splits, width)
-            mean_beyond = add_up(sums, 5, scales, splits, width) / total
+            beyond, total, scales = merge(sums, BEYOND, splits, width)
+            mean_beyond = add_up(sums, BEYOND + MEAN, scales, splits, width) / total
             beyond = beyond + tl.log(total)
             excess = before - beyond + 2.0 * rest
             low, high = tl.where(excess < 0, alpha, low), tl.where(excess < 0, high, alpha)
-            step = alpha - excess / tl.maximum(mean_beyond - mean_before, 1e-300)
+            step = alpha - excess / tl.maximum(mean_beyond - mean_before, LEAST_GROWTH)
             inside = (step >= low) & (step <= high)
             following = tl.where(inside, step, (low + high) / 2).to(tl.float32).to(tl.float64)
-            arrived = (tl.abs(following - alpha) <= 1e-7).to(tl.float64)
+            arrived = (tl.abs(following - alpha) <= SETTLED).to(tl.float64)
             alpha = following
         else:
             log_sum, mean, square, rise, rise_square = merge_moments(sums, rest, splits, width)
@@ -143,8 +170,8 @@ def _advance(  # type: ignore[no-untyped-def]
             inside = (step >= low) & (step <= high)
             crossing = _crossing(low, low_value, low_slope, high, high_value, high_slope)
             following = tl.where(inside, step, crossing).to(tl.float32).to(tl.float64)
-            is_root = tl.abs(mean) <= 1e-7 * span * tl.minimum(1.0 + span / 16, 10.0)
-            is_near = inside & (mean * mean <= 1e-7 * tl.maximum(square - mean * mean, 0.0))
+            is_root = tl.abs(mean) <= span * ROUNDING * tl.minimum(1.0 + span / NOISY_SPAN, MOST_NOISE)
+            is_near = inside & (mean * mean <= tl.maximum(square - mean * mean, 0.0) * NEAR)
             alpha = tl.where(is_root & (is_near == 0), alpha, following)
             arrived = (is_root | is_near).to(tl.float64)
     return alpha, low, low_value, low_slope, high, high_value, high_slope, arrived
@@ -172,22 +199,31 @@ def seek(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     theta += row * theta_stride
     teacher += row * teacher_stride
-    facts += row * 16
-    states += row * 16
+    facts += row * NUM_FACTS
+    states += row * NUM_STATES
     if is_first:
         alpha, arrived = tl.load(states + ALPHA), tl.load(states + ARRIVED)
     else:
         alpha, low, low_value, low_slope, high, high_value, high_slope, arrived = _advance(
-            facts, states, sums + row * splits * 16, is_balance, splits, width
+            facts, states, sums + row * splits * NUM_SUMS, is_balance, splits, width
         )
         if part == 0:
             sought = tl.load(states + SOUGHT)
             _keep(
-                new_states + row * 16, alpha, low, low_value, low_slope, high, high_value, high_slope, arrived, sought
+                new_states + row * NUM_STATES,
+                alpha,
+                low,
+                low_value,
+                low_slope,
+                high,
+                high_value,
+                high_slope,
+                arrived,
+                sought,
             )
     if arrived == 0:
         centre, largest = tl.load(facts + CENTRE), tl.load(facts + LARGEST).to(tl.float32)
-        out = new_sums + (row * splits + part) * 16
+        out = new_sums + (row * splits + part) * NUM_SUMS
         top = tl.full((), float("-inf"), tl.float64)
         total = tl.full((), 0.0, tl.float64)
         mean, square, rise, rise_square = total, total, total, total
@@ -207,15 +243,15 @@ def seek(
                     top, total, mean, square, rise, rise_square, x, ratio, both
                 )
         if is_balance:
-            store_log_sum(out, top, total, mean)
-            store_log_sum(out + 3, beyond, beyond_total, beyond_mean)
+            store_log_sum(out + BEFORE, top, total, mean)
+            store_log_sum(out + BEYOND, beyond, beyond_total, beyond_mean)
         else:
             store_moments(out, top, total, mean, square, rise, rise_square)
 
 
 @triton.jit
 def _within(alpha: tl.tensor, alpha_min: tl.constexpr, alpha_max: tl.constexpr) -> tl.tensor:
-    # A bare number would be rounded to float32 on its way.
+    # tl.maximum would round a bare number to float32.
     return tl.minimum(tl.maximum(alpha, tl.full((), alpha_min, tl.float64)), tl.full((), alpha_max, tl.float64))
 
 
@@ -233,14 +269,14 @@ def bound(
     splits: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
-    """The search's last step, then its bounds and the teacher's rights; SOUGHT is now: may be refined."""
+    """The search's last step, then α's bounds and rows forced to the teacher; SOUGHT now says: may be refined."""
     row = tl.program_id(0).to(tl.int64)
-    facts += row * 16
-    states += row * 16
-    bounded += row * 16
+    facts += row * NUM_FACTS
+    states += row * NUM_STATES
+    bounded += row * NUM_STATES
     alpha = tl.load(states + ALPHA)
     if is_sought:
-        alpha, _, _, _, _, _, _, _ = _advance(facts, states, sums + row * splits * 16, is_balance, splits, width)
+        alpha, _, _, _, _, _, _, _ = _advance(facts, states, sums + row * splits * NUM_SUMS, is_balance, splits, width)
     is_forced = tl.load(forced + row) != 0
     inside = _within(alpha, alpha_min, alpha_max)
     clamped = (inside != alpha) & (is_forced == 0)
@@ -266,7 +302,7 @@ def refine(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     theta += row * theta_stride
     teacher += row * teacher_stride
-    alpha, centre = tl.load(states + row * 16 + ALPHA), tl.load(facts + row * 16 + CENTRE)
+    alpha, centre = tl.load(states + row * NUM_STATES + ALPHA), tl.load(facts + row * NUM_FACTS + CENTRE)
     top = tl.full((), float("-inf"), tl.float64)
     total = tl.full((), 0.0, tl.float64)
     mean, square, rise, rise_square = total, total, total, total
@@ -277,7 +313,7 @@ def refine(
         top, total, mean, square, rise, rise_square = extend_moments(
             top, total, mean, square, rise, rise_square, x, log_ratio(s, t, both, centre), both
         )
-    store_moments(refined + (row * splits + part) * 16, top, total, mean, square, rise, rise_square)
+    store_moments(refined + (row * splits + part) * NUM_SUMS, top, total, mean, square, rise, rise_square)
 
 
 @triton.jit

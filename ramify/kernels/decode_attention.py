@@ -1,14 +1,14 @@
 """Decode attention: one query a row over stretches of its own keys and values.
 
-    items            (row, kv_start, kv_end, part)          one stretch of one row
+    items            ROW, START, END, PART                  one stretch of one row
     programs         p, p + P, p + 2P, ...                  through items x key-value heads, heads fastest
     one item         the query heads of one key-value head, as a tile of at least 16, walk the stretch
     writes           out[row], where the row has one part (zeros where it has none: padding); else
                      partials[part, heads], lse[part, heads]
 
-A row's parts become its output here too, unless shared prefixes are read beside (then `merge` follows): whoever writes
-the last of them, known by a counter per row and key-value head that goes back to 0, adds them up in their order, so the
-result does not depend on who that was.
+A row's parts are merged here too, unless shared prefixes are read as well (then `merge` follows). A counter per row and
+key-value head shows which program wrote the last part: that one merges all of them in their order, so that the result
+does not depend on which it was, and sets the counter back to 0.
 
 The number of programs is fixed and the number of items is read on the device, so a CUDA graph outlives its lists.
 NaN among a row's queries, keys or values reaches the parts of that row and no other.
@@ -22,14 +22,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ramify.kernels import work_list
 from ramify.kernels.overlap import LINE, launch_options, prefetch, start_next, wait_for_last
 from ramify.kernels.walk import LOG2_OF_E, begin, finish, walk
+
+# The columns of an item, and of what says where the items are.
+OWN_FIELDS = tl.constexpr(work_list.OWN_FIELDS)
+ROW, START, END, PART = map(tl.constexpr, range(work_list.OWN_FIELDS))
+NUM_ITEMS, FIRST_ITEM = map(tl.constexpr, range(2))
 
 BLOCK_N = 64
 NUM_WARPS = 4
 NUM_STAGES = 3
 PROGRAMS_PER_PROCESSOR = (2, 8)  # at least, at most
-PARTS_OF_A_ROW = 8  # as many as one launch has programs for, where rows are few
+PARTS_OF_A_ROW = 8  # that a launch has programs for, where rows are few
 FEWEST_QUERIES = 16  # what a matrix product takes
 
 
@@ -62,8 +68,8 @@ def _decode(  # type: ignore[no-untyped-def]
     out_stride,
     scale,
     KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    PADDED_GROUP: tl.constexpr,
+    QUERIES_PER_ROW: tl.constexpr,
+    PADDED_QUERIES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -72,26 +78,27 @@ def _decode(  # type: ignore[no-untyped-def]
     OVERLAP: tl.constexpr,
 ):
     start_next(OVERLAP)
-    num_items = tl.load(count)
-    first_item = items + tl.load(count + 1)
+    num_items = tl.load(count + NUM_ITEMS)
+    first_item = items + tl.load(count + FIRST_ITEM)
+    heads: tl.constexpr = KV_HEADS * QUERIES_PER_ROW
     if OVERLAP:
         _prefetch(num_items, first_item, kv, tables, table_stride, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, PER_LINE)
     wait_for_last(OVERLAP)
     dim = tl.arange(0, HEAD_DIM)
-    query = tl.arange(0, PADDED_GROUP)
-    real = query < GROUP
+    query = tl.arange(0, PADDED_QUERIES)
+    real = query < QUERIES_PER_ROW
     for work in range(tl.program_id(0), num_items * KV_HEADS, tl.num_programs(0)):
-        item = first_item + (work // KV_HEADS) * 4
-        row = tl.load(item).to(tl.int64)
-        start = tl.load(item + 1)
-        end = tl.load(item + 2)
-        part = tl.load(item + 3).to(tl.int64)
+        item = first_item + (work // KV_HEADS) * OWN_FIELDS
+        row = tl.load(item + ROW).to(tl.int64)
+        start = tl.load(item + START)
+        end = tl.load(item + END)
+        part = tl.load(item + PART).to(tl.int64)
         kv_head = work % KV_HEADS
-        head = kv_head * GROUP + query
+        head = kv_head * QUERIES_PER_ROW + query
         tile = tl.load(
             queries + row * query_stride + head[:, None] * HEAD_DIM + dim[None, :], mask=real[:, None], other=0.0
         )
-        output, total, peak = begin(PADDED_GROUP, HEAD_DIM)
+        output, total, peak = begin(PADDED_QUERIES, HEAD_DIM)
         # One masked loop: a second one for the last tile would wait for memory twice, and the mask costs little here.
         output, total, peak = walk(
             output,
@@ -111,21 +118,21 @@ def _decode(  # type: ignore[no-untyped-def]
             MASKED=True,
         )
         output, score = finish(output, total, peak)
-        target = part * (KV_HEADS * GROUP) + head
-        place = out + row * out_stride + head[:, None] * HEAD_DIM + dim[None, :]
+        target = part * heads + head
+        row_out = out + row * out_stride + head[:, None] * HEAD_DIM + dim[None, :]
         if MERGES:
             of_row = tl.load(num_parts + row)
             if of_row == 1:
-                tl.store(place, output.to(out.dtype.element_ty), mask=real[:, None])
+                tl.store(row_out, output.to(out.dtype.element_ty), mask=real[:, None])
             else:
                 tl.store(partials + target[:, None] * HEAD_DIM + dim[None, :], output, mask=real[:, None])
                 tl.store(lse + target, score, mask=real)
                 tl.debug_barrier()  # all of this program's part is written before it is counted
                 before = tl.atomic_add(arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel")
                 if before == of_row - 1:
-                    first = tl.load(first_part + row).to(tl.int64) * (KV_HEADS * GROUP) + head
-                    merged = _merged(partials, lse, first, of_row, real, KV_HEADS * GROUP, PADDED_GROUP, HEAD_DIM)
-                    tl.store(place, merged.to(out.dtype.element_ty), mask=real[:, None])
+                    first = tl.load(first_part + row).to(tl.int64) * heads + head
+                    merged = _merged(partials, lse, first, of_row, real, heads, PADDED_QUERIES, HEAD_DIM)
+                    tl.store(row_out, merged.to(out.dtype.element_ty), mask=real[:, None])
                     tl.store(arrived + row * KV_HEADS + kv_head, 0)
         else:
             tl.store(partials + target[:, None] * HEAD_DIM + dim[None, :], output, mask=real[:, None])
@@ -133,11 +140,11 @@ def _decode(  # type: ignore[no-untyped-def]
     if MERGES:
         for padding in range(tl.program_id(0), rows, tl.num_programs(0)):
             if tl.load(num_parts + padding) == 0:
-                nothing = tl.zeros([PADDED_GROUP, HEAD_DIM], dtype=out.dtype.element_ty)
+                nothing = tl.zeros([PADDED_QUERIES, HEAD_DIM], dtype=out.dtype.element_ty)
                 for kv_head in range(KV_HEADS):
-                    head = kv_head * GROUP + query
-                    place = out + padding * out_stride + head[:, None] * HEAD_DIM + dim[None, :]
-                    tl.store(place, nothing, mask=real[:, None])
+                    head = kv_head * QUERIES_PER_ROW + query
+                    row_out = out + padding * out_stride + head[:, None] * HEAD_DIM + dim[None, :]
+                    tl.store(row_out, nothing, mask=real[:, None])
 
 
 @triton.jit
@@ -153,27 +160,29 @@ def _prefetch(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     PER_LINE: tl.constexpr,
 ):
-    """This program's first tile, before the wait: lists and tables are there, and all positions but the newest."""
+    """Asks for this program's first tile before the wait: lists and tables are complete, and so are the keys and values
+    of all positions but the newest."""
     work = tl.program_id(0)
     if work < num_items * KV_HEADS:
-        item = first_item + (work // KV_HEADS) * 4
-        table = tables + tl.load(item).to(tl.int64) * table_stride
-        position = tl.minimum(tl.load(item + 1) + tl.arange(0, BLOCK_N), tl.load(item + 2) - 1)
+        item = first_item + (work // KV_HEADS) * OWN_FIELDS
+        table = tables + tl.load(item + ROW).to(tl.int64) * table_stride
+        position = tl.minimum(tl.load(item + START) + tl.arange(0, BLOCK_N), tl.load(item + END) - 1)
         slot = tl.load(table + position // BLOCK_SIZE).to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
-        keys = kv + slot * (2 * KV_HEADS * HEAD_DIM) + (work % KV_HEADS) * HEAD_DIM
+        keys_to_values: tl.constexpr = KV_HEADS * HEAD_DIM
+        keys = kv + slot * (2 * keys_to_values) + (work % KV_HEADS) * HEAD_DIM
         for line in tl.static_range(0, HEAD_DIM, PER_LINE):
-            prefetch(keys + line, True)
-            prefetch(keys + KV_HEADS * HEAD_DIM + line, True)
+            prefetch(keys + line)
+            prefetch(keys + keys_to_values + line)
 
 
 @triton.jit
 def _merged(  # type: ignore[no-untyped-def]
-    partials, lse, source, count, real, HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr
+    partials, lse, source, count, real, HEADS: tl.constexpr, PADDED_QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr
 ):
-    """`count` parts of some heads, the first at `source`, by log-sum-exp. Past the first cache, which knows only what
-    this processor wrote."""
+    """`count` parts of some heads, the first at `source`, merged by log-sum-exp. Loads go past the L1 cache, which does
+    not see what other processors wrote."""
     dim = tl.arange(0, HEAD_DIM)
-    output, total, peak = begin(PADDED_GROUP, HEAD_DIM)
+    output, total, peak = begin(PADDED_QUERIES, HEAD_DIM)
     for part in tl.range(0, count, loop_unroll_factor=4):
         at = source + part * HEADS
         score = tl.load(lse + at, mask=real, other=0.0, cache_modifier=".cg")
@@ -210,10 +219,10 @@ def decode_attention(
     """queries (rows, heads, head_dim), each row contiguous; kv (slots, 2, kv_heads, head_dim); tables int32 (rows,
     max_blocks); count int32 (2,): the number of items, and where in `items` (flat int32) the first begins; partials
     float32 (parts, heads, head_dim) and lse float32 (parts, heads) are written; with `merging`, outputs are. With
-    `overlap` the list was there before the kernel before this one began."""
+    `overlap` the list was complete before the preceding kernel began."""
     _, heads, head_dim = queries.shape
     kv_heads = kv.shape[2]
-    group = heads // kv_heads
+    queries_per_row = heads // kv_heads
     _decode[(num_programs,)](
         queries,
         kv,
@@ -230,8 +239,8 @@ def decode_attention(
         0 if merging is None else merging.out.stride(0),
         head_dim**-0.5 * LOG2_OF_E,
         KV_HEADS=kv_heads,
-        GROUP=group,
-        PADDED_GROUP=max(FEWEST_QUERIES, triton.next_power_of_2(group)),
+        QUERIES_PER_ROW=queries_per_row,
+        PADDED_QUERIES=max(FEWEST_QUERIES, triton.next_power_of_2(queries_per_row)),
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         BLOCK_N=block_n,

@@ -24,7 +24,7 @@ from torch import Tensor
 from ramify.kernels.overlap import LINE, launch_options, prefetch, start_next, wait_for_last
 
 MOST_ROWS = 64
-LINES: tl.constexpr = tl.constexpr(4)  # of each weight row that a program asks for before it may start
+LINES = tl.constexpr(4)  # of each weight row that a program asks for before it may start
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def _few_rows_product(  # type: ignore[no-untyped-def]
     inputs = x + tl.minimum(row, rows - 1)[None, :] * x_stride + lane[:, None]
     if OVERLAP:
         line = tl.minimum(start + tl.arange(0, LINES) * PER_LINE, columns - 1)
-        prefetch(source + line[None, :], OVERLAP)
+        prefetch(source + line[None, :])
     wait_for_last(OVERLAP)
     sums = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], dtype=tl.float32)
     for at in range(start, end, BLOCK_COLUMNS):

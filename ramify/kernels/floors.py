@@ -10,8 +10,9 @@ probability for top-p. The search keeps a bracket and reads only blocks whose la
      not enough: top becomes the largest below the guess
 
 The first guess comes from the blocks' largest logits: the k-th largest of them is never above the k-th largest logit,
-so it is enough for top-k. Later guesses halve the bracket by value and by place among float32 numbers in turns, which
-ends after 64 passes at worst and a few at best. Sums have one fixed order: a row's floor is the same in every batch.
+so it is enough for top-k. Later guesses halve the bracket, in turns by value and by index in the sorted list of all
+float32 numbers, which ends after 64 passes at worst and a few at best. Sums have one fixed order: a row's floor is the
+same in every batch.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.draw import BLOCK, BlockScores, scaled
+from ramify.kernels.draw import BLOCK, BlockScores, scaled, width_of
 
-BLOCKS_AT_ONCE = 16  # 4,096 logits
+BLOCKS_AT_ONCE = tl.constexpr(16)  # 4,096 logits
+LANES = tl.constexpr(BLOCKS_AT_ONCE * BLOCK)
 CAPACITY, FEW = 4096, 512  # candidates that are settled in registers, and those of nearly every row
 FIRST_GUESS = 64  # top-p first looks at what reaches the 64th largest block
 
@@ -37,9 +39,9 @@ class FloorScratch(NamedTuple):
     candidates: Tensor  # (R, a power of two) float32
 
     @classmethod
-    def empty(cls, rows: int, vocab_size: int, device: torch.device, capacity: int = CAPACITY) -> FloorScratch:
-        blocks = torch.empty(rows, -(-vocab_size // BLOCK), dtype=torch.int32, device=device)
-        return cls(blocks, torch.empty(rows, capacity, device=device))
+    def empty(cls, rows: int, vocab_size: int, device: torch.device) -> FloorScratch:
+        blocks = torch.empty(rows, triton.cdiv(vocab_size, BLOCK.value), dtype=torch.int32, device=device)
+        return cls(blocks, torch.empty(rows, CAPACITY, device=device))
 
 
 def find_floors(
@@ -75,9 +77,7 @@ def find_floors(
         logits.stride(0),
         vocab_size=vocab_size,
         num_blocks=num_blocks,
-        width=max(triton.next_power_of_2(num_blocks), 16),
-        block=BLOCK,
-        blocks_at_once=BLOCKS_AT_ONCE,
+        width=width_of(num_blocks),
         capacity=capacity,
         few=min(FEW, capacity),
         first_guess=min(FIRST_GUESS, num_blocks),
@@ -87,24 +87,24 @@ def find_floors(
 
 
 @triton.jit
-def _place(value: tl.tensor) -> tl.tensor:
-    """The place of a float32 among all of them: int64, in the same order."""
+def _index_of(value: tl.tensor) -> tl.tensor:
+    """The index of a float32 in the sorted list of all of them, counted from zero's: int64."""
     bits = value.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
 
 @triton.jit
-def _at_place(place: tl.tensor) -> tl.tensor:
-    key = place.to(tl.int32)
-    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+def _float_at(index: tl.tensor) -> tl.tensor:
+    bits = index.to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _middle(low: tl.tensor, top: tl.tensor, turn: tl.tensor) -> tl.tensor:
     """A value above low and up to top, where low < top."""
     by_value = 0.5 * low + 0.5 * top
-    by_place = _at_place((_place(low) + _place(top)) >> 1)
-    middle = tl.where((turn % 2 == 0) & (by_value > low), by_value, by_place)
+    by_index = _float_at((_index_of(low) + _index_of(top)) >> 1)
+    middle = tl.where((turn % 2 == 0) & (by_value > low), by_value, by_index)
     return tl.where((middle > low) & (middle <= top), middle, top)
 
 
@@ -151,8 +151,6 @@ def _weigh(
     vocab_size: tl.constexpr,
     num_blocks: tl.constexpr,
     width: tl.constexpr,
-    block: tl.constexpr,
-    blocks_at_once: tl.constexpr,
     capacity: tl.constexpr,
 ) -> tl.tensor:
     """One pass over what reaches the guess, or, looking below, over what reaches low.
@@ -169,16 +167,16 @@ def _weigh(
     tl.store(listed + tl.cumsum(is_read.to(tl.int32), axis=0) - 1, blocks, mask=is_read)
     tl.debug_barrier()
 
-    lanes = tl.arange(0, blocks_at_once * block)
-    weight = tl.zeros((blocks_at_once * block,), tl.float32)
-    smallest = tl.full((blocks_at_once * block,), float("inf"), tl.float32)
-    largest_below = tl.full((blocks_at_once * block,), float("-inf"), tl.float32)
-    smallest_below = tl.full((blocks_at_once * block,), float("inf"), tl.float32)
-    below = tl.zeros((blocks_at_once * block,), tl.int32)
+    lanes = tl.arange(0, LANES)
+    weight = tl.zeros((LANES,), tl.float32)
+    smallest = tl.full((LANES,), float("inf"), tl.float32)
+    largest_below = tl.full((LANES,), float("-inf"), tl.float32)
+    smallest_below = tl.full((LANES,), float("inf"), tl.float32)
+    below = tl.zeros((LANES,), tl.int32)
     count = 0
-    for start in range(0, num_read, blocks_at_once):
-        entry = start + lanes // block
-        ids = tl.load(listed + entry, mask=entry < num_read, other=num_blocks) * block + lanes % block
+    for start in range(0, num_read, BLOCKS_AT_ONCE):
+        entry = start + lanes // BLOCK
+        ids = tl.load(listed + entry, mask=entry < num_read, other=num_blocks) * BLOCK + lanes % BLOCK
         is_id = ids < vocab_size
         x = tl.load(logits + ids, mask=is_id, other=float("-inf"))
         is_high = is_id & (x >= guess) & (x <= top)
@@ -219,8 +217,6 @@ def _search(
     vocab_size: tl.constexpr,
     num_blocks: tl.constexpr,
     width: tl.constexpr,
-    block: tl.constexpr,
-    blocks_at_once: tl.constexpr,
     capacity: tl.constexpr,
     few: tl.constexpr,
 ) -> tl.tensor:
@@ -233,7 +229,7 @@ def _search(
     while searching:
         weight, count, smallest, largest_below, below, smallest_below = _weigh(
             logits, listed, candidates, tops, largest, temperature, low, guess, top, looks_below,
-            by_mass, vocab_size, num_blocks, width, block, blocks_at_once, capacity,
+            by_mass, vocab_size, num_blocks, width, capacity,
         )  # fmt: skip
         fits = False
         if above + weight >= wanted:
@@ -285,8 +281,6 @@ def _find_floors(
     vocab_size: tl.constexpr,
     num_blocks: tl.constexpr,
     width: tl.constexpr,
-    block: tl.constexpr,
-    blocks_at_once: tl.constexpr,
     capacity: tl.constexpr,
     few: tl.constexpr,
     first_guess: tl.constexpr,
@@ -315,13 +309,13 @@ def _find_floors(
             guess = _select(tops, ones, lowest_top, largest, 0.0, wanted)
             floor = _search(
                 logits, listed, candidates, tops, largest, temperature, floor, guess, floor, k.to(tl.float32),
-                False, vocab_size, num_blocks, width, block, blocks_at_once, capacity, few,
+                False, vocab_size, num_blocks, width, capacity, few,
             )  # fmt: skip
         if p < 1.0:
             if narrows:
                 total, _, _, _, _, _ = _weigh(
                     logits, listed, candidates, tops, largest, temperature, floor, floor, largest, False,
-                    True, vocab_size, num_blocks, width, block, blocks_at_once, capacity,
+                    True, vocab_size, num_blocks, width, capacity,
                 )  # fmt: skip
                 guess = floor
                 next_guess = floor
@@ -332,7 +326,7 @@ def _find_floors(
                 next_guess = _select(tops, ones, lowest_top, largest, 0.0, second_guess)
             floor = _search(
                 logits, listed, candidates, tops, largest, temperature, floor, guess, next_guess, p * total,
-                True, vocab_size, num_blocks, width, block, blocks_at_once, capacity, few,
+                True, vocab_size, num_blocks, width, capacity, few,
             )  # fmt: skip
         if smallest_share > 0.0:
             # Rounding must not throw out the likeliest itself.

@@ -9,8 +9,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ramify.kernels.alpha_search import ALPHA, CLAMPED, SOUGHT, corrected
+from ramify.kernels.alpha_search import ALPHA, CLAMPED, NUM_STATES, SOUGHT, corrected
 from ramify.kernels.pair_sums import (
+    LOG_SUM,
+    MEAN,
+    NUM_SUMS,
+    SUM,
+    TOP,
+    TOTAL,
     add_up,
     exact_exponents,
     exponents,
@@ -26,18 +32,33 @@ from ramify.kernels.pair_survey import (
     LARGEST,
     LOG_SUM_THETA,
     NORMALISER_TEACHER,
+    NUM_FACTS,
     REST,
     SOUND,
     TEACHER_ALONE,
     THETA_ALONE,
 )
+from ramify.sampling.mixture import NUMBERS
 
-# What a split leaves, after its log-sum at α: largest and Σ e at −α and at 2 − α, and α itself, the same from all.
-BEFORE = tl.constexpr(3)
-BEYOND = tl.constexpr(5)
-FINAL_ALPHA = tl.constexpr(7)
-# What is told of a row in the end.
-NUM_NUMBERS = 11
+# The columns that a split leaves: a log-sum at α, sums at −α and at 2 − α, and α, the same from all.
+AT_ALPHA = tl.constexpr(0)
+BEFORE = tl.constexpr(AT_ALPHA + LOG_SUM)
+BEYOND = tl.constexpr(BEFORE + SUM)
+FINAL_ALPHA = tl.constexpr(BEYOND + SUM)
+
+# The columns of what is told of a row in the end.
+NUM_NUMBERS = tl.constexpr(len(NUMBERS))
+TOLD_ALPHA = tl.constexpr(NUMBERS.index("alpha"))
+TOLD_LOG_Z = tl.constexpr(NUMBERS.index("log_z"))
+TOLD_KL_THETA = tl.constexpr(NUMBERS.index("kl_theta"))
+TOLD_KL_TEACHER = tl.constexpr(NUMBERS.index("kl_teacher"))
+TOLD_ESS_THETA = tl.constexpr(NUMBERS.index("ess_theta"))
+TOLD_ESS_TEACHER = tl.constexpr(NUMBERS.index("ess_teacher"))
+TOLD_CLAMPED = tl.constexpr(NUMBERS.index("clamped"))
+TOLD_DISJOINT = tl.constexpr(NUMBERS.index("disjoint"))
+TOLD_SOUND = tl.constexpr(NUMBERS.index("sound"))
+TOLD_NORMALISER_THETA = tl.constexpr(NUMBERS.index("normaliser_theta"))
+TOLD_NORMALISER_TEACHER = tl.constexpr(NUMBERS.index("normaliser_teacher"))
 
 
 @triton.jit
@@ -62,11 +83,11 @@ def weigh(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     theta += row * theta_stride
     teacher += row * teacher_stride
-    facts += row * 16
-    alpha, centre = tl.load(states + row * 16 + ALPHA), tl.load(facts + CENTRE)
-    if refines and tl.load(states + row * 16 + SOUGHT) != 0:
+    facts += row * NUM_FACTS
+    alpha, centre = tl.load(states + row * NUM_STATES + ALPHA), tl.load(facts + CENTRE)
+    if refines and tl.load(states + row * NUM_STATES + SOUGHT) != 0:
         rest = tl.load(facts + REST)
-        alpha = corrected(alpha, refined + row * splits * 16, rest, alpha_min, alpha_max, splits, width)
+        alpha = corrected(alpha, refined + row * splits * NUM_SUMS, rest, alpha_min, alpha_max, splits, width)
     largest = tl.load(facts + LARGEST).to(tl.float32)
     top = tl.full((), float("-inf"), tl.float64)
     total = tl.full((), 0.0, tl.float64)
@@ -82,12 +103,12 @@ def weigh(
         before, before_total, before_mean = extend_log_sum(before, before_total, before_mean, x, ratio, both)
         x = exponents(base, ratio, both, 2.0 - alpha)
         beyond, beyond_total, beyond_mean = extend_log_sum(beyond, beyond_total, beyond_mean, x, ratio, both)
-    out = weighed + (row * splits + part) * 16
-    store_log_sum(out, top, total, mean)
-    tl.store(out + BEFORE, before)
-    tl.store(out + BEFORE + 1, before_total)
-    tl.store(out + BEYOND, beyond)
-    tl.store(out + BEYOND + 1, beyond_total)
+    out = weighed + (row * splits + part) * NUM_SUMS
+    store_log_sum(out + AT_ALPHA, top, total, mean)
+    tl.store(out + BEFORE + TOP, before)
+    tl.store(out + BEFORE + TOTAL, before_total)
+    tl.store(out + BEYOND + TOP, beyond)
+    tl.store(out + BEYOND + TOTAL, beyond_total)
     tl.store(out + FINAL_ALPHA, alpha)
 
 
@@ -117,17 +138,17 @@ def _tell(  # type: ignore[no-untyped-def]
     ess_theta = tl.where(is_theta, 1.0, tl.where(theta_alone | is_disjoint, 0.0, ess_theta))
     ess_teacher = tl.where(is_teacher, 1.0, tl.where(teacher_alone | is_disjoint, 0.0, ess_teacher))
     is_sound = tl.load(facts + SOUND)
-    tl.store(out + 0, alpha)
-    tl.store(out + 1, log_z)
-    tl.store(out + 2, kl_theta)
-    tl.store(out + 3, kl_teacher)
-    tl.store(out + 4, ess_theta)
-    tl.store(out + 5, ess_teacher)
-    tl.store(out + 6, tl.load(state + CLAMPED))
-    tl.store(out + 7, is_disjoint.to(tl.float64) * is_sound)
-    tl.store(out + 8, is_sound)
-    tl.store(out + 9, largest + log_sum_theta)
-    tl.store(out + 10, tl.load(facts + NORMALISER_TEACHER))
+    tl.store(out + TOLD_ALPHA, alpha)
+    tl.store(out + TOLD_LOG_Z, log_z)
+    tl.store(out + TOLD_KL_THETA, kl_theta)
+    tl.store(out + TOLD_KL_TEACHER, kl_teacher)
+    tl.store(out + TOLD_ESS_THETA, ess_theta)
+    tl.store(out + TOLD_ESS_TEACHER, ess_teacher)
+    tl.store(out + TOLD_CLAMPED, tl.load(state + CLAMPED))
+    tl.store(out + TOLD_DISJOINT, is_disjoint.to(tl.float64) * is_sound)
+    tl.store(out + TOLD_SOUND, is_sound)
+    tl.store(out + TOLD_NORMALISER_THETA, largest + log_sum_theta)
+    tl.store(out + TOLD_NORMALISER_TEACHER, tl.load(facts + NORMALISER_TEACHER))
 
 
 @triton.jit
@@ -152,10 +173,10 @@ def write(
     theta += row * theta_stride
     teacher += row * teacher_stride
     logits += row * logits_stride
-    facts += row * 16
-    weighed += row * splits * 16
+    facts += row * NUM_FACTS
+    weighed += row * splits * NUM_SUMS
     alpha = tl.load(weighed + FINAL_ALPHA)
-    top, total, scales = merge(weighed, 0, splits, width)
+    top, total, scales = merge(weighed, AT_ALPHA, splits, width)
     log_sum = top + tl.log(total)
     is_theta, is_teacher = alpha == 0, alpha == 1
     is_disjoint = (tl.load(facts + DISJOINT) != 0) & ((is_theta | is_teacher) == 0)
@@ -166,5 +187,16 @@ def write(
         made = tl.where(is_teacher | is_disjoint, t, tl.where(is_theta, s, made))
         tl.store(logits + ids, made, mask=ids < vocab_size)
     if part == 0:
-        mean = add_up(weighed, 2, scales, splits, width) / total
-        _tell(facts, states + row * 16, weighed, numbers + row * 11, alpha, log_sum, mean, is_disjoint, splits, width)
+        mean = add_up(weighed, AT_ALPHA + MEAN, scales, splits, width) / total
+        _tell(
+            facts,
+            states + row * NUM_STATES,
+            weighed,
+            numbers + row * NUM_NUMBERS,
+            alpha,
+            log_sum,
+            mean,
+            is_disjoint,
+            splits,
+            width,
+        )

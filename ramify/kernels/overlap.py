@@ -1,15 +1,16 @@
-"""Kernels that start while the one before them ends (programmatic dependent launch, on Hopper and later).
+"""Kernels that start while the preceding one still runs (programmatic dependent launch, on Hopper and later).
 
     kernel n      |== start_next ========= writes ==|
     kernel n + 1        |== start_next, reads weights ..... wait_for_last == reads what n wrote =====|
 
-Every kernel of a chain says `start_next` at once and `wait_for_last` before it touches anything that another kernel
-writes or reads: the wait ends when the kernel before has ended, and that one ended after its own wait, so every program
-waits, even one that finds nothing to do. What nobody in the chain writes (weights, the step's lists and positions) may
-be read before. A kernel without the option, such as torch's own, waits for all before it: a chain begins with one.
+Every kernel of a chain calls `start_next` at once, and `wait_for_last` before it touches anything that another kernel
+writes or reads. The wait lasts until the preceding kernel has ended. Every program waits, even one that finds nothing
+to do: only then does the end of a kernel mean that all kernels before it have ended too. What nobody in the chain
+writes (weights, the step's lists and positions) may be read before the wait. A kernel launched without the option, such
+as torch's own, waits for all before it: a chain begins with one.
 
-Not every kernel gains by starting early. One that was measured to lose is launched after the one before it
-(`early=False`), and still lets the next one be early.
+Not every kernel gains by starting early. One that was measured to lose starts when the preceding one has ended
+(`early=False`), and still lets the next one start early.
 """
 
 from __future__ import annotations
@@ -47,9 +48,8 @@ def wait_for_last(OVERLAP: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def prefetch(pointers, OVERLAP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Brings the lines of memory at these pointers into the cache, for reads after the wait."""
-    if OVERLAP:
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
-        )
+def prefetch(pointers):  # type: ignore[no-untyped-def]
+    """Brings the lines of memory at these pointers into the cache, for reads after the wait; where kernels overlap."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+    )

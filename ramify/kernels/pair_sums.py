@@ -1,13 +1,15 @@
 """The sums of two models' logits, theta and teacher, that their mixture is made of; `sampling/pair.py` says why these.
 
-A row is split over several programs. Each leaves sums relative to the largest exponent among its own ids, which comes
-first, and whoever needs those of the whole row merges them:
+A row is split over several programs. Each leaves sums relative to the largest exponent among its own ids, and whoever
+needs those of the whole row merges them:
 
-    a log-sum    largest, Σ e, Σ e d
-    moments      the same, then Σ e d², and over d > 0 alone: Σ e d, Σ e d²
+    column       TOP       TOTAL    MEAN    SQUARE    RISE    RISE_SQUARE
+    a sum        largest   Σ e
+    a log-sum    largest   Σ e      Σ e d
+    moments      largest   Σ e      Σ e d   Σ e d²    Σ e d   Σ e d²        the last two over d > 0 alone
 
-Numbers of a row are float64, and so is the log-ratio until it is rounded once. Instead of d the sums have `ratio`,
-which is d + rest.
+Numbers of a row are float64, and so is the log-ratio until it is rounded once. Kernels sum `ratio`, which is d + rest,
+in place of d.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-NUM_SUMS = 16  # what a split has room for
+NUM_SUMS = tl.constexpr(16)  # what a split has room for
+TOP, TOTAL, MEAN, SQUARE, RISE, RISE_SQUARE = map(tl.constexpr, range(6))
+SUM = tl.constexpr(2)  # columns
+LOG_SUM = tl.constexpr(3)
 
 
 # -- ids ---------------------------------------------------------------------------------------------------------
@@ -52,7 +57,7 @@ def exact_exponents(s: tl.tensor, t: tl.tensor, both: tl.tensor, alpha: tl.tenso
 
 @triton.jit
 def _finite(largest: tl.tensor) -> tl.tensor:
-    """What exponents are measured from: nothing has been seen yet at minus infinity."""
+    """What exponents are measured from: the largest, or 0 while nothing has been seen."""
     return tl.where(largest == float("-inf"), 0.0, largest)
 
 
@@ -63,7 +68,7 @@ def sum_of(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def exponentials(largest: tl.tensor, x: tl.tensor, inside: tl.tensor):  # type: ignore[no-untyped-def]
-    """The largest exponent with x among them, e^x relative to it, and by what earlier sums are multiplied to be so."""
+    """The largest exponent, x included; e^x relative to it; and the factor that makes earlier sums relative to it."""
     following = tl.maximum(largest, tl.max(x, axis=0).to(tl.float64))
     e = tl.where(inside, tl.exp((x - _finite(following).to(x.dtype)).to(tl.float32)), 0.0)
     return following, e, tl.exp(largest - _finite(following))
@@ -88,17 +93,17 @@ def extend_moments(largest, total, mean, square, rise, rise_square, x, ratio, in
 
 @triton.jit
 def store_log_sum(out, largest, total, mean):  # type: ignore[no-untyped-def]
-    tl.store(out + 0, largest)
-    tl.store(out + 1, total)
-    tl.store(out + 2, mean)
+    tl.store(out + TOP, largest)
+    tl.store(out + TOTAL, total)
+    tl.store(out + MEAN, mean)
 
 
 @triton.jit
 def store_moments(out, largest, total, mean, square, rise, rise_square):  # type: ignore[no-untyped-def]
     store_log_sum(out, largest, total, mean)
-    tl.store(out + 3, square)
-    tl.store(out + 4, rise)
-    tl.store(out + 5, rise_square)
+    tl.store(out + SQUARE, square)
+    tl.store(out + RISE, rise)
+    tl.store(out + RISE_SQUARE, rise_square)
 
 
 # -- sums of a row -----------------------------------------------------------------------------------------------
@@ -106,18 +111,19 @@ def store_moments(out, largest, total, mean, square, rise, rise_square):  # type
 
 @triton.jit
 def column(sums, index: tl.constexpr, splits: tl.constexpr, width: tl.constexpr, other: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One number of every split of a row, (width,); `sums` points at the row's first."""
-    places = tl.arange(0, width)
-    return tl.load(sums + places * 16 + index, mask=places < splits, other=other)
+    """One column of a row's sums, a number from every split: (width,). `sums` points at the row's first number."""
+    parts = tl.arange(0, width)
+    return tl.load(sums + parts * NUM_SUMS + index, mask=parts < splits, other=other)
 
 
 @triton.jit
-def merge(sums, index: tl.constexpr, splits: tl.constexpr, width: tl.constexpr):  # type: ignore[no-untyped-def]
-    """From two columns: the largest of all, Σ e, and by what each split's sums are multiplied to be relative to it."""
-    each = column(sums, index, splits, width, float("-inf"))
+def merge(sums, first: tl.constexpr, splits: tl.constexpr, width: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of sums that begin at column `first`: the largest exponent of all, Σ e relative to it, and the factors (width,)
+    that make the splits' sums relative to it."""
+    each = column(sums, first + TOP, splits, width, float("-inf"))
     largest = tl.max(each, axis=0)
     scales = tl.where(each > float("-inf"), tl.exp(each - _finite(largest)), 0.0)
-    return largest, add_up(sums, index + 1, scales, splits, width), scales
+    return largest, add_up(sums, first + TOTAL, scales, splits, width), scales
 
 
 @triton.jit
@@ -128,11 +134,11 @@ def add_up(sums, index: tl.constexpr, scales, splits: tl.constexpr, width: tl.co
 @triton.jit
 def merge_moments(sums, rest, splits: tl.constexpr, width: tl.constexpr):  # type: ignore[no-untyped-def]
     """log Σ e, and of d: the mean, the mean square, and the parts of both with d > 0."""
-    largest, total, scales = merge(sums, 0, splits, width)
-    mean = add_up(sums, 2, scales, splits, width) / total - rest
-    square = add_up(sums, 3, scales, splits, width) / total
-    rise = add_up(sums, 4, scales, splits, width) / total
-    rise_square = add_up(sums, 5, scales, splits, width) / total
+    largest, total, scales = merge(sums, TOP, splits, width)
+    mean = add_up(sums, MEAN, scales, splits, width) / total - rest
+    square = add_up(sums, SQUARE, scales, splits, width) / total
+    rise = add_up(sums, RISE, scales, splits, width) / total
+    rise_square = add_up(sums, RISE_SQUARE, scales, splits, width) / total
     return largest + tl.log(total), mean, square, rise, rise_square
 
 

@@ -1,7 +1,7 @@
 """What two models' logits are before they are mixed: the facts of a row, as `sampling/pair.py` has them.
 
-`survey` reads both rows once, `grow` once more where the models nearly agree; `sum_up`, which the search begins with,
-makes the facts of what they leave.
+`survey` reads both rows once, `grow` once more where the models nearly agree; `sum_up`, with which the search begins,
+turns what they leave into facts.
 """
 
 from __future__ import annotations
@@ -10,6 +10,12 @@ import triton
 import triton.language as tl
 
 from ramify.kernels.pair_sums import (
+    LOG_SUM,
+    MEAN,
+    NUM_SUMS,
+    SUM,
+    TOP,
+    TOTAL,
     add_up,
     column,
     exponentials,
@@ -21,17 +27,21 @@ from ramify.kernels.pair_sums import (
     store_log_sum,
     sum_of,
 )
+from ramify.sampling import pair as truth
 
-# What a split's survey leaves.
-SHARED_THETA = tl.constexpr(0)  # log-sums of what both allow, under each model, with d not yet less anything
-SHARED_TEACHER = tl.constexpr(3)
-THETA_ONLY = tl.constexpr(6)  # largest, Σ e: of what one allows and the other does not
-TEACHER_ONLY = tl.constexpr(8)
-LOWEST = tl.constexpr(10)  # of teacher − theta
-HIGHEST = tl.constexpr(11)
-FAULTS = tl.constexpr(12)
-# What holds for a row at any α.
-NUM_FACTS = 16
+SMALL = tl.constexpr(truth.SMALL)
+
+# The columns that a split's survey leaves.
+SHARED_THETA = tl.constexpr(0)  # log-sums of what both allow, under each model; d is teacher − theta, as it is
+SHARED_TEACHER = tl.constexpr(SHARED_THETA + LOG_SUM)
+THETA_ONLY = tl.constexpr(SHARED_TEACHER + LOG_SUM)  # sums of what one allows and the other does not
+TEACHER_ONLY = tl.constexpr(THETA_ONLY + SUM)
+LOWEST = tl.constexpr(TEACHER_ONLY + SUM)  # of teacher − theta
+HIGHEST = tl.constexpr(LOWEST + 1)
+FAULTS = tl.constexpr(HIGHEST + 1)
+
+# The columns of a row's facts, which hold at any α.
+NUM_FACTS = tl.constexpr(16)
 LARGEST = tl.constexpr(0)  # of theta
 CENTRE = tl.constexpr(1)  # ratio = teacher − theta − centre, in float32
 REST = tl.constexpr(2)  # d = ratio − rest
@@ -42,8 +52,6 @@ TEACHER_ALONE = tl.constexpr(6)
 DISJOINT = tl.constexpr(7)
 SOUND = tl.constexpr(8)
 NORMALISER_TEACHER = tl.constexpr(9)
-
-SMALL = tl.constexpr(8.0)
 
 
 @triton.jit
@@ -85,13 +93,13 @@ def survey(
         only = (t > float("-inf")) & (s == float("-inf"))
         alone_t, e, keep = exponentials(alone_t, tl.where(only, t, float("-inf")), only)
         alone_sum_t = alone_sum_t * keep + sum_of(e)
-    out = surveyed + (row * splits + part) * 16
+    out = surveyed + (row * splits + part) * NUM_SUMS
     store_log_sum(out + SHARED_THETA, top_s, sum_s, mean_s)
     store_log_sum(out + SHARED_TEACHER, top_t, sum_t, mean_t)
-    tl.store(out + THETA_ONLY, alone_s)
-    tl.store(out + THETA_ONLY + 1, alone_sum_s)
-    tl.store(out + TEACHER_ONLY, alone_t)
-    tl.store(out + TEACHER_ONLY + 1, alone_sum_t)
+    tl.store(out + THETA_ONLY + TOP, alone_s)
+    tl.store(out + THETA_ONLY + TOTAL, alone_sum_s)
+    tl.store(out + TEACHER_ONLY + TOP, alone_t)
+    tl.store(out + TEACHER_ONLY + TOTAL, alone_sum_t)
     tl.store(out + LOWEST, lowest)
     tl.store(out + HIGHEST, highest)
     tl.store(out + FAULTS, faults)
@@ -107,17 +115,18 @@ def _is_small(surveyed: tl.tensor, centre: tl.tensor, splits: tl.constexpr, widt
     """Whether the difference of the normalisers is summed as one: no d is large, and both allow the same tokens."""
     highest = _highest(surveyed, HIGHEST, splits, width)
     alone = tl.maximum(
-        _highest(surveyed, THETA_ONLY, splits, width),
-        _highest(surveyed, TEACHER_ONLY, splits, width),
+        _highest(surveyed, THETA_ONLY + TOP, splits, width),
+        _highest(surveyed, TEACHER_ONLY + TOP, splits, width),
     )
     return (highest - centre < SMALL) & (alone == float("-inf"))
 
 
 @triton.jit
 def _expm1(x: tl.tensor) -> tl.tensor:
+    """e^x − 1: near 0 by the first eight terms of its series, where the difference would lose its digits."""
     near = x / 8
-    for place in tl.static_range(7, 1, -1):
-        near = (1.0 + near) * x / place
+    for degree in tl.static_range(7, 1, -1):
+        near = (1.0 + near) * x / degree
     return tl.where(tl.abs(x) < 0.5, (1.0 + near) * x, tl.exp(x) - 1.0)
 
 
@@ -138,9 +147,9 @@ def grow(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     theta += row * theta_stride
     teacher += row * teacher_stride
-    surveyed += row * splits * 16
+    surveyed += row * splits * NUM_SUMS
     top, total, scales = merge(surveyed, SHARED_THETA, splits, width)
-    mean = add_up(surveyed, SHARED_THETA + 2, scales, splits, width)
+    mean = add_up(surveyed, SHARED_THETA + MEAN, scales, splits, width)
     centre = (mean / total).to(tl.float32).to(tl.float64)
     growth = tl.full((), 0.0, tl.float64)
     if _is_small(surveyed, centre, splits, width):
@@ -157,9 +166,9 @@ def sum_up(surveyed, grown, facts, splits: tl.constexpr, width: tl.constexpr):  
     """Writes a row's facts. Returns log Z and its slope at 0 and at 1, the largest |d|, whether either model allows
     what the other does not, and whether they have no token in common."""
     top_s, sum_s, scales = merge(surveyed, SHARED_THETA, splits, width)
-    mean_s = add_up(surveyed, SHARED_THETA + 2, scales, splits, width)
+    mean_s = add_up(surveyed, SHARED_THETA + MEAN, scales, splits, width)
     top_t, sum_t, scales = merge(surveyed, SHARED_TEACHER, splits, width)
-    mean_t = add_up(surveyed, SHARED_TEACHER + 2, scales, splits, width)
+    mean_t = add_up(surveyed, SHARED_TEACHER + MEAN, scales, splits, width)
     alone_s, alone_sum_s, _ = merge(surveyed, THETA_ONLY, splits, width)
     alone_t, alone_sum_t, _ = merge(surveyed, TEACHER_ONLY, splits, width)
     lowest = tl.min(column(surveyed, LOWEST, splits, width, float("inf")), axis=0)
@@ -171,8 +180,8 @@ def sum_up(surveyed, grown, facts, splits: tl.constexpr, width: tl.constexpr):  
     whole_s = tl.where(alone_sum_s > 0, log_add(shared_s, alone_s + tl.log(alone_sum_s)), shared_s)
     whole_t = tl.where(alone_sum_t > 0, log_add(shared_t, alone_t + tl.log(alone_sum_t)), shared_t)
     centre = (mean_s / sum_s).to(tl.float32).to(tl.float64)
-    places = tl.arange(0, width)
-    growth = tl.sum(tl.load(grown + places, mask=places < splits, other=0.0), axis=0)
+    parts = tl.arange(0, width)
+    growth = tl.sum(tl.load(grown + parts, mask=parts < splits, other=0.0), axis=0)
     rest = tl.where(
         _is_small(surveyed, centre, splits, width), tl.log(1.0 + growth / sum_s), whole_t - whole_s - centre
     )

@@ -1,4 +1,4 @@
-"""A product that is still in parts: whoever reads it adds them up, in their order, so nobody has to do it before."""
+"""A product still in parts: its reader adds them up, in their order, which saves a kernel that only adds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Shared-prefix attention: the queries of all rows of a group over the blocks they share, read once per tile.
+"""Shared-prefix attention: the queries of all sharers of a prefix over the blocks they share, read once per tile.
 
-    query q of a group        its member q // GROUP, head kv_head * GROUP + q % GROUP
+    query q of a prefix       its sharer q // QUERIES_PER_ROW, head kv_head * QUERIES_PER_ROW + q % QUERIES_PER_ROW
     tile                      BLOCK_M queries one after the other, whichever rows they belong to
 
                shared blocks, cut into splits
@@ -8,6 +8,9 @@
     tile 0  |   item    |   item    |   item   |            one dense product each, per key-value head
     tile 1  |   item    |   item    |   item   |
     writes     partials[first_part[row] + split, head], lse likewise, for each query of the tile
+
+    item       PREFIX, START, END, FIRST_QUERY, NUM_QUERIES, SPLIT
+    prefix     TABLE_ROW: the row whose block table is read; FIRST_SHARER: where its rows begin among `sharers`
 
 The number of programs is fixed and the number of items is read on the device, as in decode_attention.py.
 """
@@ -18,7 +21,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ramify.kernels import work_list
+from ramify.kernels.decode_attention import FIRST_ITEM, NUM_ITEMS
 from ramify.kernels.walk import LOG2_OF_E, begin, finish, walk
+
+PREFIX_FIELDS = tl.constexpr(work_list.PREFIX_FIELDS)
+PREFIX, START, END, FIRST_QUERY, NUM_QUERIES, SPLIT = map(tl.constexpr, range(work_list.PREFIX_FIELDS))
+SHARING_FIELDS = tl.constexpr(work_list.GROUP_FIELDS)
+TABLE_ROW, FIRST_SHARER = map(tl.constexpr, range(work_list.GROUP_FIELDS))
 
 # By bytes of a number. float32 goes without matrix units and keeps its tiles in registers: larger ones would not fit.
 BLOCK_M = {2: 64, 4: 16}  # queries of a tile: the work list is cut by it too
@@ -35,8 +45,8 @@ def _prefix(  # type: ignore[no-untyped-def]
     tables,
     count,
     items,
-    groups,
-    members,
+    prefixes,
+    sharers,
     first_part,
     partials,
     lse,
@@ -44,28 +54,29 @@ def _prefix(  # type: ignore[no-untyped-def]
     table_stride,
     scale,
     KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
+    QUERIES_PER_ROW: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    num_items = tl.load(count)
-    first_item = items + tl.load(count + 1)
+    num_items = tl.load(count + NUM_ITEMS)
+    first_item = items + tl.load(count + FIRST_ITEM)
     dim = tl.arange(0, HEAD_DIM)
     index = tl.arange(0, BLOCK_M)
     for work in range(tl.program_id(0), num_items * KV_HEADS, tl.num_programs(0)):
-        item = first_item + (work // KV_HEADS) * 6
-        group = groups + tl.load(item) * 2
-        start = tl.load(item + 1)
-        end = tl.load(item + 2)
-        query = tl.load(item + 3) + index
-        real = index < tl.load(item + 4)
-        split = tl.load(item + 5)
-        table = tables + tl.load(group).to(tl.int64) * table_stride
+        item = first_item + (work // KV_HEADS) * PREFIX_FIELDS
+        prefix = prefixes + tl.load(item + PREFIX) * SHARING_FIELDS
+        start = tl.load(item + START)
+        end = tl.load(item + END)
+        query = tl.load(item + FIRST_QUERY) + index
+        real = index < tl.load(item + NUM_QUERIES)
+        split = tl.load(item + SPLIT)
+        table = tables + tl.load(prefix + TABLE_ROW).to(tl.int64) * table_stride
         kv_head = work % KV_HEADS
-        row = tl.load(members + tl.load(group + 1) + query // GROUP, mask=real, other=0).to(tl.int64)
-        head = kv_head * GROUP + query % GROUP
+        first_sharer = sharers + tl.load(prefix + FIRST_SHARER)
+        row = tl.load(first_sharer + query // QUERIES_PER_ROW, mask=real, other=0).to(tl.int64)
+        head = kv_head * QUERIES_PER_ROW + query % QUERIES_PER_ROW
         tile = tl.load(
             queries + row[:, None] * query_stride + head[:, None] * HEAD_DIM + dim[None, :],
             mask=real[:, None],
@@ -110,7 +121,7 @@ def _prefix(  # type: ignore[no-untyped-def]
         )
         output, score = finish(output, total, peak)
         part = tl.load(first_part + row, mask=real, other=0).to(tl.int64) + split
-        target = part * (KV_HEADS * GROUP) + head
+        target = part * (KV_HEADS * QUERIES_PER_ROW) + head
         tl.store(partials + target[:, None] * HEAD_DIM + dim[None, :], output, mask=real[:, None])
         tl.store(lse + target, score, mask=real)
 
@@ -121,8 +132,8 @@ def prefix_attention(
     tables: Tensor,
     count: Tensor,
     items: Tensor,
-    groups: Tensor,
-    members: Tensor,
+    prefixes: Tensor,
+    sharers: Tensor,
     first_part: Tensor,
     partials: Tensor,
     lse: Tensor,
@@ -135,8 +146,8 @@ def prefix_attention(
     num_warps: int = NUM_WARPS,
     num_stages: int = NUM_STAGES,
 ) -> None:
-    """As decode_attention, with the group arrays of WorkList (int32, flat or not). The list must have been built with
-    `query_tile` = block_m and `queries_per_row` = heads // kv_heads."""
+    """As decode_attention, with the prefixes of a WorkList and the rows that share them (int32, flat or not). The list
+    must have been built with `query_tile` = block_m and `queries_per_row` = heads // kv_heads."""
     _, heads, head_dim = queries.shape
     kv_heads = kv.shape[2]
     _prefix[(num_programs,)](
@@ -145,8 +156,8 @@ def prefix_attention(
         tables,
         count,
         items,
-        groups,
-        members,
+        prefixes,
+        sharers,
         first_part,
         partials,
         lse,
@@ -154,7 +165,7 @@ def prefix_attention(
         tables.stride(0),
         head_dim**-0.5 * LOG2_OF_E,
         KV_HEADS=kv_heads,
-        GROUP=heads // kv_heads,
+        QUERIES_PER_ROW=heads // kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         BLOCK_M=block_m or BLOCK_M[kv.element_size()],

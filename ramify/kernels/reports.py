@@ -13,16 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.draw import BLOCK, BlockScores, scaled
+from ramify.kernels.draw import BLOCK, BlockScores, scaled, width_of
 
-BLOCKS_AT_ONCE = 16
+BLOCKS_AT_ONCE = tl.constexpr(16)  # that one program of _count_larger reads
 
 
 class Reports(NamedTuple):
     """Where reports go."""
 
     logprobs: Tensor  # (R,) float32
-    ranks: Tensor  # (R,) int32, from 1; tokens that tie share the best place
+    ranks: Tensor  # (R,) int32, from 1; tokens that tie share the best rank
     top_ids: Tensor  # (R, count) int64, likeliest first, the lowest id first among ties
     top_logprobs: Tensor  # (R, count) float32
 
@@ -57,7 +57,7 @@ def report(
     _report[(rows,)](
         logits,
         scores.largest,
-        scores.places,
+        scores.largest_ids,
         scores.raw_sums,
         scores.sums,
         scores.largest if processing is None else processing.temperatures,
@@ -71,13 +71,12 @@ def report(
         count,
         vocab_size=vocab_size,
         num_blocks=num_blocks,
-        width=max(triton.next_power_of_2(num_blocks), 16),
-        block=BLOCK,
+        width=width_of(num_blocks),
         is_processed=processing is not None,
         num_warps=4,
     )
     # Whole numbers add up to the same in any order, so many programs may count for one row.
-    _count_larger[(rows, triton.cdiv(num_blocks, BLOCKS_AT_ONCE))](
+    _count_larger[(rows, triton.cdiv(num_blocks, BLOCKS_AT_ONCE.value))](
         logits,
         scores.largest,
         token_ids,
@@ -85,8 +84,6 @@ def report(
         logits.stride(0),
         vocab_size=vocab_size,
         num_blocks=num_blocks,
-        block=BLOCK,
-        blocks_at_once=BLOCKS_AT_ONCE,
         num_warps=4,
     )
 
@@ -102,7 +99,7 @@ def _logprob(
 def _report(
     logits: tl.tensor,
     block_largest: tl.tensor,
-    block_places: tl.tensor,
+    block_largest_ids: tl.tensor,
     raw_sums: tl.tensor,
     kept_sums: tl.tensor,
     temperatures: tl.tensor,
@@ -117,7 +114,6 @@ def _report(
     vocab_size: tl.constexpr,
     num_blocks: tl.constexpr,
     width: tl.constexpr,
-    block: tl.constexpr,
     is_processed: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
@@ -125,8 +121,8 @@ def _report(
     blocks = tl.arange(0, width)
     exists = blocks < num_blocks
     tops = tl.load(block_largest + row * num_blocks + blocks, mask=exists, other=float("-inf"))
-    # An id beyond the vocabulary marks a block with nothing left to list.
-    places = tl.load(block_places + row * num_blocks + blocks, mask=exists, other=vocab_size)
+    # Each block's next id to list; one beyond the vocabulary: the block has nothing left.
+    candidates = tl.load(block_largest_ids + row * num_blocks + blocks, mask=exists, other=vocab_size)
     sums = tl.load(raw_sums + row * num_blocks + blocks, mask=exists, other=0.0)
     largest = tl.max(tops, axis=0)
     temperature = 1.0
@@ -145,19 +141,19 @@ def _report(
 
     for index in range(count):
         best = tl.max(tops, axis=0)
-        # In a row with NaN no place may match: any id of the vocabulary will do, the row is faulty.
-        place = tl.minimum(tl.min(tl.where(tops == best, places, vocab_size), axis=0), vocab_size - 1)
-        tl.store(top_ids + row * count + index, place.to(tl.int64))
+        # In a row with NaN no candidate may match: any id of the vocabulary will do, the row is faulty.
+        best_id = tl.minimum(tl.min(tl.where(tops == best, candidates, vocab_size), axis=0), vocab_size - 1)
+        tl.store(top_ids + row * count + index, best_id.to(tl.int64))
         tl.store(top_logprobs + row * count + index, _logprob(best, largest, temperature, floor, log_total))
         # What comes after it in its block: smaller, or equal with a higher id.
-        winner = place // block
-        ids = winner * block + tl.arange(0, block)
+        winner = best_id // BLOCK
+        ids = winner * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(logits + ids, mask=ids < vocab_size, other=float("-inf"))
-        is_left = (ids < vocab_size) & ((x < best) | ((x == best) & (ids > place)))
+        is_left = (ids < vocab_size) & ((x < best) | ((x == best) & (ids > best_id)))
         following = tl.max(tl.where(is_left, x, float("-inf")), axis=0)
-        following_place = tl.min(tl.where(is_left & (x == following), ids, vocab_size), axis=0)
+        following_id = tl.min(tl.where(is_left & (x == following), ids, vocab_size), axis=0)
         tops = tl.where(blocks == winner, following, tops)
-        places = tl.where(blocks == winner, following_place, places)
+        candidates = tl.where(blocks == winner, following_id, candidates)
 
 
 @triton.jit
@@ -169,16 +165,14 @@ def _count_larger(
     logits_stride: tl.tensor,
     vocab_size: tl.constexpr,
     num_blocks: tl.constexpr,
-    block: tl.constexpr,
-    blocks_at_once: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     logits += row * logits_stride
     chosen = tl.load(logits + tl.load(token_ids + row))
-    blocks = tl.program_id(1) * blocks_at_once + tl.arange(0, blocks_at_once)
+    blocks = tl.program_id(1) * BLOCKS_AT_ONCE + tl.arange(0, BLOCKS_AT_ONCE)
     tops = tl.load(block_largest + row * num_blocks + blocks, mask=blocks < num_blocks, other=float("-inf"))
     if tl.max(tops, axis=0) > chosen:
-        ids = blocks[:, None] * block + tl.arange(0, block)[None, :]
+        ids = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
         x = tl.load(logits + ids, mask=(tops > chosen)[:, None] & (ids < vocab_size), other=float("-inf"))
         larger = tl.sum(tl.sum((x > chosen).to(tl.int32), axis=1), axis=0)
         tl.atomic_add(ranks + row, larger, sem="relaxed")

@@ -38,8 +38,8 @@ def rope_and_write(
     """qkv: parts of (T, (heads + 2 * kv_heads) * head_dim), positions, slots (T,), frequencies (head_dim / 2,) float32.
 
     Queries go to queries (T, heads, head_dim), keys and values to kv_layer (slots, 2, kv_heads, head_dim).
-    Norm weights are (head_dim,), both or none. With `overlap`, positions and slots were there before the kernel before
-    this one began.
+    Norm weights are (head_dim,), both or none. With `overlap`, positions and slots were complete before the preceding
+    kernel began.
     """
     tokens, heads, head_dim = queries.shape
     kv_heads = kv_layer.shape[2]
@@ -92,7 +92,7 @@ def _rope_and_write(
     qkv_stride: tl.tensor,
     queries_stride: tl.tensor,
     slot_stride: tl.tensor,
-    part_stride: tl.tensor,
+    keys_to_values: tl.tensor,
     attention_factor: tl.tensor,
     eps: tl.tensor,
     heads: tl.constexpr,
@@ -123,10 +123,10 @@ def _rope_and_write(
         inside = (head < heads + 2 * kv_heads) & (lane < half)
 
         # A head as its two halves: lane i turns with lane i of the other half.
-        place = head * head_dim + lane
-        source = qkv + token * qkv_stride + place
-        first = sum_of_parts(source, qkv_part_stride, bias + place, inside, dtype, num_parts, has_bias)
-        second = sum_of_parts(source + half, qkv_part_stride, bias + place + half, inside, dtype, num_parts, has_bias)
+        column = head * head_dim + lane
+        source = qkv + token * qkv_stride + column
+        first = sum_of_parts(source, qkv_part_stride, bias + column, inside, dtype, num_parts, has_bias)
+        second = sum_of_parts(source + half, qkv_part_stride, bias + column + half, inside, dtype, num_parts, has_bias)
         x, y = first.to(tl.float32), second.to(tl.float32)
         if has_norm:
             scale = tl.rsqrt((tl.sum(x * x, axis=1) + tl.sum(y * y, axis=1)) / head_dim + eps)[:, None]
@@ -146,6 +146,6 @@ def _rope_and_write(
         tl.store(target, turned_x, mask=inside & is_query)
         tl.store(target + half, turned_y, mask=inside & is_query)
         kv_head = tl.where(is_value, head - heads - kv_heads, head - heads)
-        target = kv_layer + slot * slot_stride + tl.where(is_value, part_stride, 0) + kv_head * head_dim + lane
+        target = kv_layer + slot * slot_stride + tl.where(is_value, keys_to_values, 0) + kv_head * head_dim + lane
         tl.store(target, tl.where(is_value, first, turned_x), mask=inside & ~is_query)
         tl.store(target + half, tl.where(is_value, second, turned_y), mask=inside & ~is_query)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 LOG2_OF_E = 1.4426950408889634  # hosts fold it into the scale: exp2 is what the hardware has
-LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
+LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -43,6 +43,8 @@ def walk(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,  # False: end - start is a multiple of BLOCK_N
 ):
+    keys_to_values: tl.constexpr = KV_HEADS * HEAD_DIM
+    slot_stride: tl.constexpr = 2 * keys_to_values
     offset = tl.arange(0, BLOCK_N)
     dim = tl.arange(0, HEAD_DIM)
     keys_of_head = kv + kv_head * HEAD_DIM + dim[None, :]
@@ -54,15 +56,15 @@ def walk(  # type: ignore[no-untyped-def]
             # What lies past the end may be anything, NaN too: it is never loaded.
             block = tl.load(table + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
             slot = block * BLOCK_SIZE + position % BLOCK_SIZE
-            pointers = keys_of_head + slot[:, None] * (2 * KV_HEADS * HEAD_DIM)
+            pointers = keys_of_head + slot[:, None] * slot_stride
             keys = tl.load(pointers, mask=inside[:, None], other=0.0)
-            values = tl.load(pointers + KV_HEADS * HEAD_DIM, mask=inside[:, None], other=0.0)
+            values = tl.load(pointers + keys_to_values, mask=inside[:, None], other=0.0)
         else:
             block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
             slot = block * BLOCK_SIZE + position % BLOCK_SIZE
-            pointers = keys_of_head + slot[:, None] * (2 * KV_HEADS * HEAD_DIM)
+            pointers = keys_of_head + slot[:, None] * slot_stride
             keys = tl.load(pointers)
-            values = tl.load(pointers + KV_HEADS * HEAD_DIM)
+            values = tl.load(pointers + keys_to_values)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
         if MASKED:
             scores = tl.where(inside[None, :], scores, float("-inf"))

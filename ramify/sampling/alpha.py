@@ -5,7 +5,7 @@
     ess_balance   the α with Σ π_θ²/q = Σ π_t²/q, that is log Z(−α) = log Z(2 − α)
 
 The two that need a search run Newton's method inside a bracket for a fixed number of steps. A row that has arrived
-stays where it is, so nothing depends on who stands beside it, and on a CPU the search ends when all have arrived.
+stays where it is, so no row depends on its neighbours, and on a CPU the search ends when all have arrived.
 """
 
 from __future__ import annotations
@@ -17,21 +17,31 @@ from torch import Tensor
 
 from ramify.sampling.pair import Moments, Pair
 
-STEPS = 10  # and one more where the mixture itself is formed
+STEPS = 10  # of kl_symmetry; one more is taken where the mixture itself is formed
+BALANCE_STEPS = STEPS + 1  # of ess_balance, which has no last step there
 IDENTICAL = 1e-4  # models whose |d| stay below this: α is ½ to within as much
 SLACK = 1e-4  # more than the rounding of float32 can put the search's answer off, and its last step never more
 EDGE = 1e-6  # never 0 or 1, which would let tokens back in that the other model rules out
+# What float32 makes of E[d]: d has its own rounding, exponents of the size of d have more, up to a limit.
+ROUNDING = 1e-7
+NOISY_SPAN = 16
+MOST_NOISE = 10.0
+LEAST_FALL = 1e-5  # of the rise: the fall is a difference, and below that it is rounding
+NEAR = 1e-7  # E[d]² beside the variance of d: a step so small is the last one needed
+SETTLED = 1e-7  # ess_balance's last step
+LEAST_GROWTH = 1e-300  # ess_balance divides by it
 
 
 class Tangent(NamedTuple):
-    """log Z at one end of each row's bracket: (R,) each."""
+    """One end of each row's bracket, and log Z and its slope there: (R,) each."""
 
-    place: Tensor
+    alpha: Tensor
     value: Tensor
     slope: Tensor
 
-    def moved(self, rows: Tensor, *new: Tensor) -> Tangent:
-        return Tangent(*(torch.where(rows, item, old) for item, old in zip(new, self, strict=True)))
+    def moved(self, rows: Tensor, *target: Tensor) -> Tangent:
+        """These rows (R,) bool to the target's alpha, value and slope."""
+        return Tangent(*(torch.where(rows, new, old) for new, old in zip(target, self, strict=True)))
 
 
 def kl_symmetry(pair: Pair) -> tuple[Tensor, Tensor]:
@@ -46,8 +56,7 @@ def kl_symmetry(pair: Pair) -> tuple[Tensor, Tensor]:
     alpha = torch.where(is_half, 0.5, _crossing(low, high))
     alpha = torch.where(stays_low, EDGE, torch.where(stays_high, 1 - EDGE, alpha)).float().double()
     sought = ~(is_half | stays_low | stays_high)
-    # What float32 makes of the mean: d has its own rounding, exponents of the size of d have more.
-    noise = 1e-7 * pair.span * (1 + pair.span / 16).clamp_max(10)
+    noise = ROUNDING * pair.span * (1 + pair.span / NOISY_SPAN).clamp_max(MOST_NOISE)
     arrived = ~sought
     for _ in range(STEPS):
         if alpha.device.type == "cpu" and bool(arrived.all()):
@@ -57,33 +66,33 @@ def kl_symmetry(pair: Pair) -> tuple[Tensor, Tensor]:
         low = low.moved(~arrived & (here.mean < 0), alpha, value, here.mean)
         high = high.moved(~arrived & (here.mean >= 0), alpha, value, here.mean)
         step = alpha + correction(here)
-        is_inside = (step >= low.place) & (step <= high.place)
+        is_inside = (step >= low.alpha) & (step <= high.alpha)
         following = torch.where(is_inside, step, _crossing(low, high))
         # Where E[d] is as good as 0, its sign and all that follows from it may be noise.
         is_root = here.mean.abs() <= noise
-        # A step so small is the last one needed: what Newton leaves is its square.
-        is_near = is_inside & (here.mean.square() <= 1e-7 * here.variance)
+        # What Newton leaves after a step is its square.
+        is_near = is_inside & (here.mean.square() <= NEAR * here.variance)
         alpha = torch.where(arrived | (is_root & ~is_near), alpha, following).float().double()
         arrived = arrived | is_root | is_near
     return alpha, sought
 
 
 def _crossing(low: Tangent, high: Tangent) -> Tensor:
-    """Where the tangents of a convex function at two places meet; halfway if rounding puts that outside."""
-    rise = (low.value - low.slope * low.place) - (high.value - high.slope * high.place)
+    """Where two tangents of a convex function meet; halfway if rounding puts that outside."""
+    rise = (low.value - low.slope * low.alpha) - (high.value - high.slope * high.alpha)
     crossing = rise / (high.slope - low.slope)
-    return torch.where((crossing > low.place) & (crossing < high.place), crossing, (low.place + high.place) / 2)
+    return torch.where((crossing > low.alpha) & (crossing < high.alpha), crossing, (low.alpha + high.alpha) / 2)
 
 
 def correction(here: Moments) -> Tensor:
     """Newton's step towards E[d] = 0, taken on log E[d; d > 0] − log E[−d; d < 0].
 
     Both logarithms are nearly lines in α, the first rising and the second falling, even where E[d] itself is flat, or
-    steep at one place alone: models that disagree by hundreds need no more steps than models that nearly agree.
+    steep at one α alone: models that disagree by hundreds need no more steps than models that nearly agree.
     NaN where one of the two is nothing beside the other.
     """
     fall, fall_square = here.rise - here.mean, here.square - here.rise_square
-    fall = torch.where(fall > 1e-5 * here.rise, fall, torch.nan)  # a difference: below that it is rounding
+    fall = torch.where(fall > LEAST_FALL * here.rise, fall, torch.nan)
     excess = here.rise.log() - fall.log()
     growth = here.rise_square / here.rise + fall_square / fall
     return -excess / growth
@@ -94,17 +103,17 @@ def ess_balance(pair: Pair) -> Tensor:
     low, high = torch.zeros_like(pair.rest), torch.ones_like(pair.rest)
     alpha = torch.full_like(low, 0.5)
     arrived = (pair.span <= IDENTICAL) | pair.is_disjoint
-    for _ in range(STEPS + 1):
+    for _ in range(BALANCE_STEPS):
         if alpha.device.type == "cpu" and bool(arrived.all()):
             break
         (q_before, before), (q_beyond, beyond) = pair.at(-alpha), pair.at(2 - alpha)
-        excess, growth = before - beyond, (pair.mean(q_beyond) - pair.mean(q_before)).clamp_min(1e-300)
+        excess, growth = before - beyond, (pair.mean(q_beyond) - pair.mean(q_before)).clamp_min(LEAST_GROWTH)
         is_low = ~arrived & (excess < 0)
         low, high = torch.where(is_low, alpha, low), torch.where(~arrived & (excess >= 0), alpha, high)
         step = alpha - excess / growth
         inside = (step >= low) & (step <= high)
         following = torch.where(inside, step, (low + high) / 2).float().double()
-        settled = (following - alpha).abs() <= 1e-7
+        settled = (following - alpha).abs() <= SETTLED
         alpha = torch.where(arrived, alpha, following)
         arrived = arrived | settled
     return alpha

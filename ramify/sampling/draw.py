@@ -24,10 +24,11 @@ Words = TypeVar("Words", Tensor, NDArray[np.int64])  # 32-bit words, held in int
 
 BLOCK = 256
 BLOCK_LEVEL, TOKEN_LEVEL = 0, 1
+ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)  # what the two key words grow by from round to round
+WORD_STEP = 2.0**-32  # from one 32-bit word to the next, where words are spread over 0 .. 1
 _MASK = 0xFFFFFFFF
-_ROUNDS = 10
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,13 @@ def philox(counter: tuple[Words, ...], key: tuple[Words, Words]) -> tuple[Words,
     """Philox4x32-10 on 32-bit words held in int64: four counter words and two key words to four random words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         # A 32 x 32 bit product may overflow int64's sign, but its bits are right: shift and mask give both halves.
-        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
         high0, low0 = (product0 >> 32) & _MASK, product0 & _MASK
         high1, low1 = (product1 >> 32) & _MASK, product1 & _MASK
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+        k0, k1 = (k0 + WEYL[0]) & _MASK, (k1 + WEYL[1]) & _MASK
     return c0, c1, c2, c3
 
 
@@ -79,7 +80,7 @@ def gumbel(keys: NoiseKeys, first: Tensor, count: int, level: int) -> Tensor:
         stacked = torch.stack(philox(counter, key), dim=-1)
     integers = stacked.flatten(1)[:, :count]
     # float64 keeps the rare large values exact: they decide the race.
-    uniform = (integers.double() + 0.5) * 2.0**-32
+    uniform = (integers.double() + 0.5) * WORD_STEP
     return -torch.log(-torch.log(1.0 - uniform)).float()
 
 

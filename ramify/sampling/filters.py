@@ -31,7 +31,7 @@ class Filters:
     min_p: Tensor | None
 
     def of(self, rows: Tensor) -> Filters:
-        return Filters(*(None if item is None else item[rows] for item in (self.top_k, self.top_p, self.min_p)))
+        return Filters(*(None if column is None else column[rows] for column in (self.top_k, self.top_p, self.min_p)))
 
 
 def apply(logits: Tensor, filters: Filters) -> Tensor:

@@ -28,24 +28,24 @@ class MixedRows:
         return self.mixed.logits
 
     def numbers(self, token_ids: Tensor) -> Tensor:
-        """What is told of one token of each row, token_ids (R,), as columns (R, 9): a MixtureReport each."""
-        mixed, where = self.mixed, token_ids[:, None]
-        columns = (
-            mixed.alpha,
-            mixed.log_z,
-            mixed.kl_theta,
-            mixed.kl_teacher,
-            mixed.ess_theta,
-            mixed.ess_teacher,
-            self.theta.gather(1, where)[:, 0] - mixed.normaliser_theta,
-            self.teacher.gather(1, where)[:, 0] - mixed.normaliser_teacher,
-            mixed.clamped,
-        )
-        return torch.stack([column.double() for column in columns], dim=1)
+        """A MixtureReport of one token of each row, token_ids (R,), as numbers: (R, NUM_MIXTURE_NUMBERS) float64."""
+        mixed, chosen = self.mixed, token_ids[:, None]
+        columns = {
+            "alpha": mixed.alpha,
+            "log_z": mixed.log_z,
+            "kl_theta": mixed.kl_theta,
+            "kl_teacher": mixed.kl_teacher,
+            "ess_theta": mixed.ess_theta,
+            "ess_teacher": mixed.ess_teacher,
+            "logprob_theta": self.theta.gather(1, chosen)[:, 0] - mixed.normaliser_theta,
+            "logprob_teacher": self.teacher.gather(1, chosen)[:, 0] - mixed.normaliser_teacher,
+            "is_clamped": mixed.clamped,
+        }
+        return torch.stack([columns[name].double() for name in MixtureReport._fields], dim=1)
 
     def reports(self, token_ids: Tensor) -> list[list[MixtureReport]]:
         """Of every row, for each of its token_ids (R, m)."""
-        by_token = [as_reports(self.numbers(token_ids[:, place])) for place in range(token_ids.shape[1])]
+        by_token = [as_reports(self.numbers(token_ids[:, index])) for index in range(token_ids.shape[1])]
         return [list(row) for row in zip(*by_token, strict=True)]
 
 
@@ -71,9 +71,10 @@ class Mixer:
     def combine(self, teacher: Tensor, theta: Tensor, is_first: Tensor) -> Mixed:
         """Of logits that have their temperature."""
         special = self.special_token_ids(theta.device)
-        return mix(teacher, theta, self.config, temperature=1.0, first=is_first, special_token_ids=special)
+        return mix(teacher, theta, self.config, first=is_first, special_token_ids=special)
 
 
 def as_reports(numbers: Tensor) -> list[MixtureReport]:
-    """From columns (R, 9)."""
-    return [MixtureReport(*row)._replace(is_clamped=bool(row[-1])) for row in numbers.tolist()]
+    """From numbers (R, NUM_MIXTURE_NUMBERS), as `MixedRows.numbers` gives them."""
+    reports = map(MixtureReport._make, numbers.tolist())
+    return [report._replace(is_clamped=bool(report.is_clamped)) for report in reports]

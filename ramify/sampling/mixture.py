@@ -1,6 +1,6 @@
 """The mixture of two models: q* = π_θ^(1−α) π_t^α / Z over the whole vocabulary, α found anew for every row.
 
-    logits of both (after controls) → temperature → support mask → α → log q*, and what is worth knowing about it
+    logits of both, after controls → temperature (`scale`) → `mix`: support mask → α → log q*, and what is told of it
 
 α is the teacher's weight. A support mask (the teacher's top-k and top-p) restricts both models, and both are
 renormalised on it before α is found. A row whose α is exactly 0 or 1 takes that model's logits as they are, to the bit:
@@ -50,50 +50,35 @@ class Mixed:
     normaliser_teacher: Tensor
 
 
+NUMBERS = tuple(field.name for field in fields(Mixed) if field.name != "logits")  # what is told of a row, in order
+
+
 def mix(
     teacher: Tensor,
     theta: Tensor,
     config: MixtureConfig,
     *,
-    temperature: Tensor | float,
     first: Tensor,
     special_token_ids: Tensor,
 ) -> Mixed:
-    """Mixes logits teacher, theta (R, V) float32.
+    """Mixes logits teacher, theta (R, V) float32 that have their temperature already.
 
-    temperature: (R,) or one for all; first: (R,) bool, rows at their first token; special_token_ids (S,) int64.
+    first: (R,) bool, rows at their first token; special_token_ids (S,) int64.
     """
     if theta.device.type != "cpu" or theta.shape[0] <= ROWS_AT_ONCE:
-        return _mix(teacher, theta, config, temperature=temperature, first=first, special_token_ids=special_token_ids)
+        return _mix(teacher, theta, config, first, special_token_ids)
     parts = []
     logits = torch.empty_like(theta)
     for start in range(0, theta.shape[0], ROWS_AT_ONCE):
         some = slice(start, start + ROWS_AT_ONCE)
-        part = _mix(
-            teacher[some],
-            theta[some],
-            config,
-            temperature=temperature[some] if isinstance(temperature, Tensor) else temperature,
-            first=first[some],
-            special_token_ids=special_token_ids,
-        )
+        part = _mix(teacher[some], theta[some], config, first[some], special_token_ids)
         logits[some] = part.logits
         parts.append(part)
-    rest = [torch.cat([getattr(part, item.name) for part in parts]) for item in fields(Mixed)[1:]]
-    return Mixed(logits, *rest)
+    return Mixed(logits, **{name: torch.cat([getattr(part, name) for part in parts]) for name in NUMBERS})
 
 
-def _mix(
-    teacher: Tensor,
-    theta: Tensor,
-    config: MixtureConfig,
-    *,
-    temperature: Tensor | float,
-    first: Tensor,
-    special_token_ids: Tensor,
-) -> Mixed:
+def _mix(teacher: Tensor, theta: Tensor, config: MixtureConfig, first: Tensor, special_token_ids: Tensor) -> Mixed:
     forced = forced_rows(teacher, config, first, special_token_ids)
-    teacher, theta = scale(teacher, temperature), scale(theta, temperature)
     teacher, theta = on_support(teacher, theta, config)
     pair = Pair.of(theta, teacher)
     alpha, clamped, may_move = _choose(pair, config, forced)
@@ -113,14 +98,10 @@ def _mix(
     return _describe(pair, exponents.sub_(whole.float()[:, None]), alpha, log_z, mean=mean, clamped=clamped)
 
 
-def scale(logits: Tensor, temperature: Tensor | float) -> Tensor:
-    """As the single model's rows are scaled, bit for bit: rows at 1, and at 0, keep theirs."""
-    if not isinstance(temperature, Tensor):
-        if temperature in {0, 1}:
-            return logits
-        return processors.temperature(logits, logits.new_full((logits.shape[0],), temperature))
-    unscaled = (temperature == 0) | (temperature == 1)
-    return torch.where(unscaled[:, None], logits, processors.temperature(logits, temperature))
+def scale(logits: Tensor, temperatures: Tensor) -> Tensor:
+    """By temperatures (R,), bit for bit as one model's rows are scaled: rows at 1, and at 0, keep their logits."""
+    unscaled = (temperatures == 0) | (temperatures == 1)
+    return torch.where(unscaled[:, None], logits, processors.temperature(logits, temperatures))
 
 
 def forced_rows(teacher: Tensor, config: MixtureConfig, first: Tensor, special_token_ids: Tensor) -> Tensor:
@@ -185,13 +166,13 @@ def _choose(pair: Pair, config: MixtureConfig, forced: Tensor) -> tuple[Tensor, 
 
 
 def _describe(pair: Pair, logits: Tensor, alpha: Tensor, log_z: Tensor, *, mean: Tensor, clamped: Tensor) -> Mixed:
-    """What is said of q*; mean (R,) is that of d under it. Here one model alone, and none at all, get their due."""
+    """What is said of q*; mean (R,) is that of d under it. Rows of one model alone, and of none, are put right here."""
     is_theta, is_teacher = alpha == 0, alpha == 1
     is_end = is_theta | is_teacher
     disjoint = pair.is_disjoint & ~is_end
     if alpha.device.type != "cpu" or bool((is_end | disjoint).any()):
         logits = torch.where(is_theta[:, None], pair.theta, logits)
-        # A disjoint row ends with an error; until then it shall not disturb those who look at it.
+        # A disjoint row ends with an error; until then whoever reads its logits must find numbers.
         logits = torch.where((is_teacher | disjoint)[:, None], pair.teacher, logits)
     log_z = log_z.clamp_max(0).masked_fill(is_end, 0).masked_fill(disjoint, -torch.inf)
     kl_theta = (alpha * mean - log_z).clamp_min(0).masked_fill(is_theta, 0)

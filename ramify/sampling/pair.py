@@ -83,7 +83,7 @@ class Pair:
         centre = (at_theta * ratio).sum(-1)  # any number near the mean will do
         ratio = ratio.sub_(centre[:, None])
         # The likeliest token's probability is one over the sum of exponentials.
-        log_sum_theta, log_sum_teacher = (-item.amax(-1).double().log() for item in (at_theta, at_teacher))
+        log_sum_theta, log_sum_teacher = (-q.amax(-1).double().log() for q in (at_theta, at_teacher))
         if ruled_out is not None:
             log_sum_theta = torch.where(theta_alone, _log_sum(theta, largest), log_sum_theta)
             log_sum_teacher = torch.where(teacher_alone, _log_sum(teacher, largest_teacher), log_sum_teacher)
@@ -148,7 +148,8 @@ class Pair:
         return probabilities.mul_(self.ratio).sum(-1) - self.rest
 
     def exponents(self, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        """(1 − α) theta + α teacher (R, V) float32, its row's largest at 0; and what it lacks to base + α · ratio (R,).
+        """(1 − α) theta + α teacher (R, V) float32, less its row's largest; and (R,) how far
+        base + α · ratio lies above that.
 
         alpha (R,) is float64, and so is the sum: where the models disagree by hundreds, the tokens they share lie far
         below either's likeliest, and float32 would leave them five digits.

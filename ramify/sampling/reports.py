@@ -9,10 +9,10 @@ from ramify.plan import TokenReport
 
 
 def ranks(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """Place of each token (R, m) in its row of logits (R, vocabulary), from 1; tokens that tie share the best place."""
+    """Rank of each token (R, m) in its row of logits (R, vocabulary), from 1; tokens that tie share the best rank."""
     chosen = logits.gather(1, token_ids)
-    places = [(logits > chosen[:, index, None]).sum(-1) for index in range(token_ids.shape[1])]
-    return torch.stack(places, dim=1) + 1
+    larger = [(logits > chosen[:, index, None]).sum(-1) for index in range(token_ids.shape[1])]
+    return torch.stack(larger, dim=1) + 1
 
 
 def report(logits: Tensor, token_ids: Tensor, count: int, normaliser: Tensor | None = None) -> list[list[TokenReport]]:
@@ -20,14 +20,14 @@ def report(logits: Tensor, token_ids: Tensor, count: int, normaliser: Tensor | N
     if normaliser is None:
         normaliser = logits.logsumexp(-1)
     logprobs = (logits.gather(1, token_ids) - normaliser[:, None]).tolist()
-    places = ranks(logits, token_ids).tolist()
+    ranked = ranks(logits, token_ids).tolist()
     top = logits.topk(min(count, logits.shape[1]), dim=-1)
     top_ids = top.indices.cpu().numpy()
     top_logprobs = (top.values - normaliser[:, None]).cpu().numpy()
     return [
         [
-            TokenReport(logprob, place, top_ids[row], top_logprobs[row])
-            for logprob, place in zip(logprobs[row], places[row], strict=True)
+            TokenReport(logprob, rank, top_ids[row], top_logprobs[row])
+            for logprob, rank in zip(logprobs[row], ranked[row], strict=True)
         ]
         for row in range(logits.shape[0])
     ]

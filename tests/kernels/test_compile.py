@@ -41,10 +41,10 @@ def shared_memory(kernel, warps, stages, **constants):
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).metadata.shared
 
 
-common = {"KV_HEADS": 2, "GROUP": 7, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16}
+common = {"KV_HEADS": 2, "QUERIES_PER_ROW": 7, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16}
 d, p = decode_attention, prefix_attention
 for merges in (True, False):
-    own = {"PADDED_GROUP": 16, "BLOCK_N": d.BLOCK_N, "MERGES": merges, "PER_LINE": 128 // size, "OVERLAP": True}
+    own = {"PADDED_QUERIES": 16, "BLOCK_N": d.BLOCK_N, "MERGES": merges, "PER_LINE": 128 // size, "OVERLAP": True}
     print(shared_memory(d._decode, d.NUM_WARPS, d.NUM_STAGES, **own, **common))
 print(shared_memory(p._prefix, p.NUM_WARPS, p.NUM_STAGES, BLOCK_M=p.BLOCK_M[size], BLOCK_N=p.BLOCK_N[size], **common))
 print(shared_memory(merge._merge, merge.NUM_WARPS, 3, HEADS=14, HEAD_DIM=head_dim, PARTS=merge.PARTS))

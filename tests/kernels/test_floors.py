@@ -33,6 +33,8 @@ def _floors(
     scores = BlockScores.empty(rows, vocab_size, logits.device)
     score_blocks(logits, temperatures, scores)
     floors = torch.empty(rows, device=logits.device)
+    # A small buffer overflows as a real one would on a vocabulary too large for the interpreter.
+    candidates = torch.empty(rows, capacity, device=logits.device)
     find_floors(
         logits,
         temperatures,
@@ -40,7 +42,7 @@ def _floors(
         top_k=column(k, torch.int64),
         top_p=column(p),
         min_p=column(min_p),
-        scratch=FloorScratch.empty(rows, vocab_size, logits.device, capacity),
+        scratch=FloorScratch.empty(rows, vocab_size, logits.device)._replace(candidates=candidates),
         floors=floors,
     )
     return floors

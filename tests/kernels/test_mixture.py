@@ -36,7 +36,7 @@ def both(theta: Tensor, teacher: Tensor, device: torch.device, **options: Any) -
         teacher.to(device), theta.to(device), config, first=first.to(device), special_token_ids=special.to(device)
     )
     on_cpu = Mixed(*(getattr(made, item.name).cpu() for item in fields(Mixed)))
-    return on_cpu, truth.mix(teacher, theta, config, temperature=1.0, first=first, special_token_ids=special)
+    return on_cpu, truth.mix(teacher, theta, config, first=first, special_token_ids=special)
 
 
 def compare(made: Mixed, wanted: Mixed, theta: Tensor, teacher: Tensor) -> None:

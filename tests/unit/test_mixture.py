@@ -22,12 +22,16 @@ from tests.mixture_reference import KINDS, check_row, pairs, worst_ratio
 ROWS, VOCABULARY = 5, 1000
 
 
+def scaled(logits: Tensor, temperature: Tensor | float) -> Tensor:
+    """temperature: (R,), or one for all rows."""
+    return mixture.scale(logits, torch.as_tensor(temperature).expand(len(logits)))
+
+
 def mixed(theta: Tensor, teacher: Tensor, temperature: Tensor | float = 1.0, **options: Any) -> Mixed:
     return mix(
-        teacher,
-        theta,
+        scaled(teacher, temperature),
+        scaled(theta, temperature),
         MixtureConfig(**options),
-        temperature=temperature,
         first=options.pop("first", torch.zeros(len(theta), dtype=torch.bool)),
         special_token_ids=torch.tensor([2, 5]),
     )
@@ -96,16 +100,16 @@ def test_the_search_arrives_in_its_fixed_number_of_steps(
     theta = torch.randn(4, vocab_size, generator=generator) * scale_theta
     teacher = torch.randn(4, vocab_size, generator=generator) * scale_teacher
     made = mixed(theta, teacher, temperature)
-    scaled = [mixture.scale(item, temperature) for item in (theta, teacher)]
+    both = [scaled(logits, temperature) for logits in (theta, teacher)]
     for row in range(4):
-        a, b = (reference.log_probabilities(item[row]) for item in scaled)
-        scale = worst_ratio(scaled[0][row], scaled[1][row])
+        a, b = (reference.log_probabilities(logits[row]) for logits in both)
+        scale = worst_ratio(both[0][row], both[1][row])
         assert abs(reference.mean_ratio(a, b, float(made.alpha[row]))) < 1e-5 * scale
         assert abs(float(made.kl_theta[row] - made.kl_teacher[row])) < 1e-5 * scale
     balanced = mixed(theta, teacher, temperature, alpha_method="ess_balance")
     for row in range(4):
-        a, b = (reference.log_probabilities(item[row]) for item in scaled)
-        alpha, scale = float(balanced.alpha[row]), worst_ratio(scaled[0][row], scaled[1][row])
+        a, b = (reference.log_probabilities(logits[row]) for logits in both)
+        alpha, scale = float(balanced.alpha[row]), worst_ratio(both[0][row], both[1][row])
         assert abs(reference.log_z(a, b, -alpha) - reference.log_z(a, b, 2 - alpha)) < 1e-5 * scale
 
 
@@ -146,7 +150,7 @@ def test_a_weight_of_0_or_1_leaves_the_one_models_logits_untouched(
     assert own.eq(0).all()
     for row in range(ROWS):
         logs = [
-            reference.log_probabilities(mixture.scale(item, temperature)[row])
+            reference.log_probabilities(scaled(item, temperature)[row])
             for item in ((teacher, theta) if is_teacher else (theta, teacher))
         ]
         assert float(other[row]) == pytest.approx(reference.divergence(*logs), rel=1e-5)
@@ -163,13 +167,6 @@ def test_temperature_acts_on_both_before_alpha_is_found() -> None:
         alpha = reference.kl_symmetry(a, b)
         assert float(made.alpha[row]) == pytest.approx(alpha, abs=1e-5)
         assert torch.allclose(made.logits[row].double(), reference.mixture(a, b, alpha), atol=2e-5)
-
-
-def test_one_temperature_for_all_is_the_same_as_one_each() -> None:
-    theta, teacher = pairs("random", 4, VOCABULARY, seed=7)
-    for value in (0.0, 0.6, 1.0):
-        one, each = mixed(theta, teacher, value), mixed(theta, teacher, torch.full((4,), value))
-        assert torch.equal(one.logits, each.logits)
 
 
 def test_a_row_does_not_depend_on_who_stands_beside_it() -> None:
@@ -236,7 +233,6 @@ def test_the_teacher_may_have_the_first_token_and_special_ones() -> None:
             teacher,
             theta,
             MixtureConfig(alpha_max=0.9, **options),
-            temperature=1.0,
             first=first,
             special_token_ids=torch.tensor([2, 5]),
         )
@@ -257,7 +253,6 @@ def test_no_special_tokens_at_all_force_nothing() -> None:
         teacher,
         theta,
         MixtureConfig(force_teacher_special_tokens=True),
-        temperature=1.0,
         first=torch.ones(2, dtype=torch.bool),
         special_token_ids=torch.tensor([], dtype=torch.long),
     )
@@ -361,9 +356,10 @@ def test_no_number_is_asked_of_the_device(method: str, support: dict[str, Any]) 
     theta, teacher = torch.empty(3, 100, device="meta"), torch.empty(3, 100, device="meta")
     with pytest.raises((RuntimeError, NotImplementedError)):
         bool((theta > 0).any())
+    temperatures = torch.empty(3, device="meta")
     made = mix(
-        teacher,
-        theta,
+        mixture.scale(teacher, temperatures),
+        mixture.scale(theta, temperatures),
         MixtureConfig(
             alpha_method=method,  # type: ignore[arg-type]
             alpha=0.5 if method == "fixed" else None,
@@ -371,7 +367,6 @@ def test_no_number_is_asked_of_the_device(method: str, support: dict[str, Any]) 
             force_teacher_special_tokens=True,
             **support,
         ),
-        temperature=torch.empty(3, device="meta"),
         first=torch.empty(3, dtype=torch.bool, device="meta"),
         special_token_ids=torch.empty(2, dtype=torch.long, device="meta"),
     )
