@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from ramify.cli_options import NOT_FLAGS, SAMPLING_FIELDS
 
+from ramify.cli.options import NOT_FLAGS, SAMPLING_FIELDS
 from ramify.errors import InvalidInputError
 from ramify.sampling_params import SamplingParams
 from ramify.server.fields import BY_ROUTE, DIFFERENT, NOT_SENT, SHARED, SamplingFields
