@@ -57,12 +57,13 @@ class Placement:
 
         What `place` comes to for nearly every sequence in nearly every step, in a third of the time.
         """
-        track = sequence.tracks[0]
-        manager, start, output = self.managers[track.model], track.num_computed, sequence.data.output_token_ids
+        track, output, num_pending = sequence.tracks[0], sequence.data.output_token_ids, sequence.num_pending
+        manager, start = self.managers[track.model], track.num_computed
+        position = start - len(track.prompt_token_ids)  # in the output
         table = manager.open_table(track.key, start)
-        if table is None or start < len(track.prompt_token_ids) or sequence.num_missing(track) != 1:
+        if table is None or position < 0 or position + 1 != len(output) + num_pending:
             return False
-        token = PENDING if sequence.num_pending else output[-1]
+        token = PENDING if num_pending else output[-1]
         chunks = schedule.works[track.model].chunks
         rows = (quickly(Row, (track.model, len(chunks), 0)),)
         schedule.sequences.append(quickly(ScheduledSequence, (sequence, rows, True)))
@@ -71,7 +72,7 @@ class Placement:
         track.num_computed = start + 1
         offset = start % manager.block_size
         if offset == 0 or offset == manager.block_size - 1:
-            known = start + 1 - sequence.num_pending
+            known = start + 1 - num_pending
             manager.publish(track.key, known, partial(sequence.tokens_between, track))
         return True
 

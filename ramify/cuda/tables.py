@@ -20,7 +20,8 @@ class DeviceTables:
     def __init__(self, tables: Tensor) -> None:
         self._tables = tables
         self._known: list[Table] = [()] * tables.shape[0]
-        self._last: tuple[list[int], list[Table]] = ([], [])  # of the step before, in its order
+        self._last_rows: Int64s = np.empty(0, np.int64)  # of the step before, in its order
+        self._last_tables: Sequence[Table] = ()
         pinned = tables.device.type == "cuda"
         # Two, in turns: one may still be on its way to the device while the next is written.
         self._staged = [
@@ -33,15 +34,15 @@ class DeviceTables:
 
     def follow(self, reads: Reads) -> None:
         """Sends what differs: mostly nothing, now and then a block at the end."""
-        single = np.flatnonzero(reads.num_rows == 1).tolist()
-        rows, tables = reads.first_rows[single].tolist(), [reads.tables[chunk] for chunk in single]
-        if (rows, tables) == self._last:
-            return
-        self._last = rows, tables
+        if reads.first_rows is self._last_rows and reads.tables == self._last_tables:
+            return  # the same tracks just go on
+        self._last_rows, self._last_tables = reads.first_rows, reads.tables
         entries: list[Int64s] = []
         blocks: list[int] = []
         width = self._tables.shape[1]
-        for row, table in zip(rows, tables, strict=True):
+        for row, count, table in zip(reads.first_rows.tolist(), reads.num_rows.tolist(), reads.tables, strict=True):
+            if count > 1:
+                continue
             known = self._known[row]
             if table is known or table == known:
                 continue

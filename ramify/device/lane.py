@@ -12,6 +12,7 @@ from ramify.device.graphs import Graphs, padded
 from ramify.device.layers import Layers
 from ramify.device.reads import Int64s, Reads
 from ramify.device.rows import ModelRows, upload
+from ramify.kv.sharing import Table
 from ramify.plan import Row, Work
 from ramify.sampling.pipeline import Source
 
@@ -48,20 +49,22 @@ class Lane:
         self._num_rows = self.size + sum(counts) - num_decodes
         self.first_rows = self._rows.place(chunks, self.size, drawn_in)
         if chunks:
-            self._prepare(work, np.array(counts, np.int64), np.array([chunk.start + 1 for chunk in chunks], np.int64))
+            ends = np.array([chunk.start + 1 for chunk in chunks], np.int64)
+            self._prepare(work, [chunk.block_table for chunk in chunks], np.array(counts, np.int64), ends)
 
     def go_on(self, work: Work, drawing_rows: Int64s) -> None:
         """The decodes of the step before, one position on; their tokens were drawn in these rows."""
-        self._rows.go_on(work.chunks, self.first_rows, drawing_rows)
-        self._prepare(work, np.ones_like(self.first_rows), self._rows.ends[self.first_rows])
+        tables = [chunk.block_table for chunk in work.chunks]
+        positions = self._rows.go_on(tables, self.first_rows, drawing_rows)
+        self._prepare(work, tables, np.ones_like(positions), positions + 1)
 
-    def _prepare(self, work: Work, num_rows: Int64s, ends: Int64s) -> None:
+    def _prepare(self, work: Work, tables: list[Table], num_rows: Int64s, ends: Int64s) -> None:
         block_size = self.layers.pool.block_size
         reads = Reads.of(
             self.first_rows,
             num_rows,
             ends,
-            [chunk.block_table for chunk in work.chunks],
+            tables,
             self.layers.sharing.worthwhile(work.shared, num_rows, block_size),
             block_size=block_size,
             size=self._num_rows,

@@ -51,6 +51,7 @@ class Reads:
     shared: Sequence[SharedPrefix]  # what is read together
     block_size: int
     size: int  # rows of the step, with those that are padding
+    num_singles: int  # single rows, with padding; they stand before the rows of prompts
 
     @classmethod
     def of(
@@ -67,12 +68,8 @@ class Reads:
         begins = np.zeros_like(ends)
         for prefix in shared:
             begins[list(prefix.sharers)] = prefix.num_blocks * block_size
-        return cls(first_rows, num_rows, begins, ends, tables, shared, block_size, size)
-
-    @property
-    def num_singles(self) -> int:
-        """Single rows, with those that are padding; they stand before the rows of prompts."""
-        return self.size - int(self.num_rows[self.num_rows > 1].sum())
+        num_singles = size - int(num_rows[num_rows > 1].sum())
+        return cls(first_rows, num_rows, begins, ends, tables, shared, block_size, size, num_singles)
 
     def of_rows(self, rows: Sequence[int]) -> Reads:
         """Each of these rows as a chunk of its own, in this order."""

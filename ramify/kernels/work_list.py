@@ -60,7 +60,7 @@ def build_work_list(
     positions, or twice that, four times that, ..., until it has no more than MOST_OWN_PARTS parts of its own.
     """
     starts, ends = np.zeros((2, reads.num_singles), np.int64)  # of each row's own part
-    single = reads.num_rows == 1
+    single = slice(None) if reads.num_singles == reads.size else reads.num_rows == 1
     rows = reads.first_rows[single]
     starts[rows], ends[rows] = reads.begins[single], reads.ends[single]
     if (starts > ends).any():

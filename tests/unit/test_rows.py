@@ -54,7 +54,7 @@ def test_decodes_keep_their_numbers_and_prompts_follow(data: st.DataObject) -> N
             drawing_rows = np.array([drawn_in[key] for key in keys], np.int64)
             for _ in range(number):
                 chunks = [Chunk([PENDING], chunk.start + 1, chunk.block_table, chunk.key) for chunk in chunks]
-                rows.go_on(chunks, placed, drawing_rows)
+                rows.go_on([chunk.block_table for chunk in chunks], placed, drawing_rows)
                 check(rows, chunks, placed, drawn_in)
 
 
