@@ -173,17 +173,6 @@ class SamplingParams:
         return self.num_children if looks_at_siblings else None
 
     @property
-    def looks_back(self) -> bool:
-        """Whether what may be drawn depends on which tokens were drawn before."""
-        return bool(
-            self.presence_penalty
-            or self.frequency_penalty
-            or self.repetition_penalty != 1
-            or self.bad_words
-            or self.logits_processors
-        )
-
-    @property
     def stop_strings(self) -> tuple[str, ...]:
         return () if self.stop is None else tuple(self.stop)
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ramify.sampling.draw import BLOCK, TOKEN_LEVEL, NoiseKeys, block_noise, gumbel
+from ramify.sampling.draw import BLOCK, TOKEN_LEVEL, block_noise, gumbel
+from tests.noise import noise_keys
 
 MARGIN = 1e-3
 
@@ -45,7 +46,7 @@ def check_greedy(model: Any, prompts: Sequence[Sequence[int]], outputs: Sequence
 
 def race(logits: Sequence[float], key: tuple[int, int, int]) -> tuple[int, float]:
     """The winner in float64, and how narrowly it won the closer of its two races."""
-    keys = NoiseKeys.of([key], torch.device("cpu"))
+    keys = noise_keys([key], torch.device("cpu"))
     blocks = [torch.tensor(logits[start : start + BLOCK]).double() for start in range(0, len(logits), BLOCK)]
     between = torch.stack([block.logsumexp(0) for block in blocks]) + block_noise(keys, len(logits))[0]
     block = int(between.argmax())

@@ -14,6 +14,7 @@ from ramify.models.gguf_checkpoint import GGUFCheckpoint
 from ramify.models.st_file import SafetensorsCheckpoint, read_architecture
 from ramify.text.gguf_tokenizer import tokenizer_from_gguf
 from ramify.text.tokenizer import Tokenizer
+from ramify.text.tokenizer_folder import load_folder
 
 DTYPES = {
     "half": torch.float16,
@@ -64,11 +65,11 @@ class ModelLoader:
             path = source.resolve(self.config.tokenizer)
             if path.is_file():
                 return tokenizer_from_gguf(GGUFCheckpoint(path).metadata)
-            return Tokenizer.from_folder(path)
+            return load_folder(path)
         if self._gguf is not None:
             return tokenizer_from_gguf(self._gguf.metadata)
         named = any((self.path / name).exists() for name in TOKENIZER_FILES)
-        return Tokenizer.from_folder(self.path) if named else None
+        return load_folder(self.path) if named else None
 
     def _dtype(self, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
         """auto: float32 on a CPU; on a GPU bfloat16 if it has that, else float16, unless the checkpoint is float32."""

@@ -10,7 +10,6 @@ computed, whatever else is in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -40,15 +39,10 @@ class NoiseKeys:
     child: Tensor
     position: Tensor
 
-    @classmethod
-    def of(cls, keys: Sequence[tuple[int, int, int]], device: torch.device) -> NoiseKeys:
-        """From (seed, child, position) of each row; the child's top bit tells a negative seed from its 64-bit twin."""
-        words = [
-            (seed & _MASK, (seed >> 32) & _MASK, child | (1 << 31 if seed < 0 else 0), position)
-            for seed, child, position in keys
-        ]
-        columns = torch.tensor(words, dtype=torch.int64, device=device).view(-1, 4, 1).unbind(1)
-        return cls(*columns)
+
+def noise_words(seed: int, child: int, position: int) -> tuple[int, int, int, int]:
+    """What names a row's noise, as 32-bit words; the child's top bit tells a negative seed from its 64-bit twin."""
+    return seed & _MASK, (seed >> 32) & _MASK, child | (1 << 31 if seed < 0 else 0), position
 
 
 def philox(counter: tuple[Words, ...], key: tuple[Words, Words]) -> tuple[Words, Words, Words, Words]:

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from ramify.demands import SamplerKind
 from ramify.plan import Draw
+from ramify.sampling.draw import noise_words
 
 # Columns of the integers. TEACHER_ROW and THETA_ROW: of two models, the rows of their logits that a draw is from.
 SEED_LOW, SEED_HIGH, CHILD, POSITION, TOP_K, TEACHER_ROW, THETA_ROW = range(7)
 TEMPERATURE, TOP_P, MIN_P = range(3)
 NUM_INTEGERS, NUM_FLOATS = 7, 3
-_MASK = 0xFFFFFFFF
 LARGEST_COUNT = 2**31 - 1
 
 
@@ -39,13 +39,9 @@ class Columns(NamedTuple):
 
 
 def numbers_of(draw: Draw) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """One row: integers and floats in the columns' order; temperature 0 is the likeliest token, top-k 0 all of them.
-
-    The child's top bit tells a negative seed from its 64-bit twin.
-    """
+    """One row: integers and floats in the columns' order; temperature 0 is the likeliest token, top-k 0 all of them."""
     demands = draw.demands
-    params, seed = demands.params, demands.seed
-    child = draw.child | (1 << 31 if seed < 0 else 0)
+    params = demands.params
     top_k = min(max(params.top_k, 0), LARGEST_COUNT)
-    integers = (seed & _MASK, (seed >> 32) & _MASK, child, draw.position, top_k, 0, 0)
+    integers = (*noise_words(demands.seed, draw.child, draw.position), top_k, 0, 0)
     return integers, (demands.temperature, params.top_p, params.min_p)

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -54,13 +53,6 @@ class Tokenizer:
             self.byte_token_ids = frozenset(
                 token_id for token, token_id in vocabulary.items() if _BYTE_TOKEN.fullmatch(token)
             )
-
-    @classmethod
-    def from_folder(cls, path: str | Path) -> Tokenizer:
-        """The tokenizer of a Hugging Face model folder."""
-        from ramify.text.tokenizer_folder import load_folder
-
-        return load_folder(Path(path))
 
     @property
     def backend(self) -> tokenizers.Tokenizer:

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast,
 from ramify.errors import FileFormatError, InvalidInputError, ModelNotFoundError
 from ramify.text.chat_template import ChatTemplate
 from ramify.text.tokenizer import Tokenizer
+from ramify.text.tokenizer_folder import load_folder
 
 CHATML = (
     "{{ bos_token or '' }}{% for message in messages %}"
@@ -101,7 +102,7 @@ def untruncated(theirs: Any, text: str) -> list[int]:
 
 
 def test_ids_and_special_tokens(folder: Path) -> None:
-    ours, theirs = Tokenizer.from_folder(folder), theirs_of(folder)
+    ours, theirs = load_folder(folder), theirs_of(folder)
     for text in SAMPLES:
         ids = untruncated(theirs, text)
         assert ours.encode(text) == ids, text
@@ -120,7 +121,7 @@ def test_ids_and_special_tokens(folder: Path) -> None:
 
 @pytest.mark.parametrize("prompt", [True, False])
 def test_chat_template(folder: Path, prompt: bool) -> None:
-    ours, theirs = Tokenizer.from_folder(folder), theirs_of(folder)
+    ours, theirs = load_folder(folder), theirs_of(folder)
     assert ours.chat_template is not None
     template = ChatTemplate(ours.chat_template, ours.special_tokens)
     for tools in (None, [{"name": "f", "description": "<ü>"}]):
@@ -135,7 +136,7 @@ def test_chat_template(folder: Path, prompt: bool) -> None:
 def test_the_post_processor_outranks_the_configuration(folder: Path, flags: dict[str, bool]) -> None:
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **flags}))
-    ours, theirs = Tokenizer.from_folder(folder), theirs_of(folder)
+    ours, theirs = load_folder(folder), theirs_of(folder)
     for text in SAMPLES:
         assert ours.encode(text) == untruncated(theirs, text)
 
@@ -148,7 +149,7 @@ def test_tokens_named_by_the_configuration_alone_are_added(tmp_path: Path) -> No
     config["eos_token"] = {"content": "<|eot|>", "special": True, "__type": "AddedToken"}
     config["extra_special_tokens"] = ["<|tool|>"]
     path.write_text(json.dumps(config))
-    ours, theirs = Tokenizer.from_folder(tmp_path), theirs_of(tmp_path)
+    ours, theirs = load_folder(tmp_path), theirs_of(tmp_path)
     for text in [*SAMPLES, "a<|eot|>b<|pad|><|tool|> c"]:
         assert untruncated(theirs, text) == ours.encode(text), text
     assert ours.eos_token_ids == {theirs.eos_token_id}
@@ -166,7 +167,7 @@ def test_named_tokens_keep_their_properties(tmp_path: Path, special: bool, lstri
         if token["content"] == "<|im_end|>":
             token.update(special=special, lstrip=lstrip)
     path.write_text(json.dumps(content))
-    ours, theirs = Tokenizer.from_folder(tmp_path), theirs_of(tmp_path)
+    ours, theirs = load_folder(tmp_path), theirs_of(tmp_path)
     ids = untruncated(theirs, "a <|im_end|> b")
     assert ours.encode("a <|im_end|> b") == ids
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
@@ -178,7 +179,7 @@ def test_older_files_are_converted(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
     (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *(" ".join(pair) for pair in merges)]))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Qwen2Tokenizer"}))
-    ours, theirs = Tokenizer.from_folder(tmp_path), theirs_of(tmp_path)
+    ours, theirs = load_folder(tmp_path), theirs_of(tmp_path)
     for text in SAMPLES:
         assert ours.encode(text) == theirs(text)["input_ids"]
     assert ours.eos_token_ids == {theirs.eos_token_id}
@@ -189,7 +190,7 @@ def minimal(folder: Path, **config: Any) -> Tokenizer:
     backend.normalizer = normalizers.Lowercase()
     backend.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return Tokenizer.from_folder(folder)
+    return load_folder(folder)
 
 
 def test_chat_templates_may_be_several(tmp_path: Path) -> None:
@@ -227,14 +228,14 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes) -> N
     minimal(tmp_path)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(FileFormatError, match=name):
-        Tokenizer.from_folder(tmp_path)
+        load_folder(tmp_path)
 
 
 def test_folders_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="tokenizer"):
-        Tokenizer.from_folder(tmp_path)
+        load_folder(tmp_path)
     with pytest.raises(ModelNotFoundError, match="not a folder"):
-        Tokenizer.from_folder(tmp_path / "absent")
+        load_folder(tmp_path / "absent")
 
 
 def test_wrong_inputs_are_refused(tmp_path: Path) -> None:
@@ -254,4 +255,4 @@ def test_a_panic_of_the_backend_is_an_error_like_others(tmp_path: Path) -> None:
     """Ten million spaces make the regular expressions of Llama 3 give up, by a Rust panic."""
     save_qwen2(tmp_path)
     with pytest.raises(InvalidInputError, match="cannot be tokenized"):
-        Tokenizer.from_folder(tmp_path).encode(" " * 11_000_000 + "a")
+        load_folder(tmp_path).encode(" " * 11_000_000 + "a")

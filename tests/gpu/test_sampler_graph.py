@@ -10,7 +10,8 @@ from ramify.kernels.draw import SOUND, BlockScores, KeyWords, draw_tokens, keep_
 from ramify.kernels.floors import FloorScratch, find_floors
 from ramify.kernels.reports import Reports, report
 from ramify.sampling import filters, processors
-from ramify.sampling.draw import NoiseKeys, draw
+from ramify.sampling.draw import draw
+from tests.noise import noise_keys
 
 ROWS, VOCAB_SIZE = 64, 151_936
 
@@ -66,7 +67,7 @@ def test_a_captured_step_draws_what_torch_draws(
 ) -> None:
     torch.manual_seed(k)
     column = torch.ones(ROWS, device=device)
-    keys = NoiseKeys.of([(-row, row, 3 * row) for row in range(ROWS)], device)
+    keys = noise_keys([(-row, row, 3 * row) for row in range(ROWS)], device)
     words = KeyWords(
         *(part.flatten().contiguous() for part in (keys.seed_low, keys.seed_high, keys.child, keys.position))
     )

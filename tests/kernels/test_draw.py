@@ -15,6 +15,7 @@ from ramify.kernels.draw import NOT_FINITE, NOTHING_LEFT, SOUND, BlockScores, Ke
 from ramify.sampling import draw as truth
 from ramify.sampling import processors
 from ramify.sampling.draw import NoiseKeys
+from tests.noise import noise_keys
 
 Keys = list[tuple[int, int, int]]
 MARGIN = 1e-3  # where the reference itself is this close to another token, rounding may decide
@@ -133,7 +134,7 @@ def _write_noise(
 
 def test_philox_is_the_same_bit_for_bit(device: torch.device) -> None:
     count = 8192
-    keys = NoiseKeys.of(_random_keys(count), device)
+    keys = noise_keys(_random_keys(count), device)
     counters = torch.randint(0, 2**32, (count, 1), device=device)
     level = torch.arange(count, device=device)[:, None] % 2
     counter = counters, keys.position, keys.child, level
@@ -148,7 +149,7 @@ def test_philox_is_the_same_bit_for_bit(device: torch.device) -> None:
 @pytest.mark.parametrize(("level", "first"), [(truth.BLOCK_LEVEL, 0), (truth.TOKEN_LEVEL, 512), (1, 2**20)])
 def test_ids_take_their_own_words(device: torch.device, level: int, first: int) -> None:
     rows = 6
-    keys = NoiseKeys.of(_random_keys(rows), device)
+    keys = noise_keys(_random_keys(rows), device)
     packed = torch.cat((keys.seed_low, keys.seed_high, keys.child, keys.position), dim=1).contiguous()
     integers = torch.empty(rows, 256, dtype=torch.int64, device=device)
     noise = torch.empty(rows, 256, device=device)
@@ -166,7 +167,7 @@ def test_ids_take_their_own_words(device: torch.device, level: int, first: int) 
 def test_tokens_are_those_of_torch(device: torch.device, vocab_size: int) -> None:
     torch.manual_seed(vocab_size)
     rows = _many(device, 24)
-    keys = NoiseKeys.of(_random_keys(rows, vocab_size), device)
+    keys = noise_keys(_random_keys(rows, vocab_size), device)
     logits = torch.randn(rows, vocab_size, device=device) * 3
     drawn = Drawn(logits, torch.ones(rows, device=device), _words(keys))
     _check_tokens(drawn.token_ids, logits, keys)
@@ -176,7 +177,7 @@ def test_tokens_are_those_of_torch(device: torch.device, vocab_size: int) -> Non
 
 
 def test_words_may_be_32_bits_wide(device: torch.device) -> None:
-    keys = NoiseKeys.of(_random_keys(20), device)
+    keys = noise_keys(_random_keys(20), device)
     logits = torch.randn(20, 700, device=device)
     wide = _words(keys)
     narrow = KeyWords(*(part.to(torch.int32) for part in wide))  # keeps the lowest 32 bits
@@ -188,7 +189,7 @@ def test_words_may_be_32_bits_wide(device: torch.device) -> None:
 def test_temperatures(device: torch.device, temperature: float) -> None:
     torch.manual_seed(1)
     rows = _many(device, 12)
-    keys = NoiseKeys.of(_random_keys(rows, 3), device)
+    keys = noise_keys(_random_keys(rows, 3), device)
     logits = torch.randn(rows, 1000, device=device) * 5
     logits[::3, 100:600] = -torch.inf
     temperatures = torch.full((rows,), temperature, device=device)
@@ -201,18 +202,18 @@ def test_greedy_rows_take_the_lowest_of_the_largest(device: torch.device) -> Non
     logits = torch.randint(-3, 4, (20, 1000), device=device).float()
     logits[0] = -5.0
     logits[1, 300:] = -torch.inf
-    keys = NoiseKeys.of(_random_keys(20), device)
+    keys = noise_keys(_random_keys(20), device)
     temperatures = torch.zeros(20, device=device)
     temperatures[1::2] = 1.0  # random rows beside them change nothing
     drawn = Drawn(logits, temperatures, _words(keys))
     assert torch.equal(drawn.token_ids[::2], logits[::2].argmax(-1))
-    _check_tokens(drawn.token_ids[1::2], logits[1::2], NoiseKeys.of(_random_keys(20)[1::2], device))
+    _check_tokens(drawn.token_ids[1::2], logits[1::2], noise_keys(_random_keys(20)[1::2], device))
 
 
 def test_floors_leave_out_what_is_below(device: torch.device) -> None:
     torch.manual_seed(2)
     rows = _many(device, 40)
-    keys = NoiseKeys.of(_random_keys(rows, 5), device)
+    keys = noise_keys(_random_keys(rows, 5), device)
     logits = torch.randn(rows, 1300, device=device) * 2
     temperatures = torch.linspace(0.3, 3.0, rows, device=device)
     floors = logits.topk(40, dim=-1).values[:, -1].contiguous()
@@ -230,7 +231,7 @@ def test_logprobs_are_of_the_logits_before_controls(device: torch.device) -> Non
     torch.manual_seed(3)
     raw = torch.randn(30, 600, device=device)
     controlled = raw + torch.randn_like(raw)
-    keys = NoiseKeys.of(_random_keys(30, 6), device)
+    keys = noise_keys(_random_keys(30, 6), device)
     drawn = Drawn(controlled, torch.ones(30, device=device), _words(keys), raw=raw)
     _check_tokens(drawn.token_ids, controlled, keys)
     expected = raw.double().log_softmax(-1).gather(1, drawn.token_ids[:, None])[:, 0]
@@ -246,7 +247,7 @@ def test_extreme_logits_and_faults(device: torch.device) -> None:
     logits[5, :] = -torch.inf
     logits[5, 599] = -1e30
     logits[6] = 1e5
-    keys = _words(NoiseKeys.of(_random_keys(8), device))
+    keys = _words(noise_keys(_random_keys(8), device))
     for temperature in (0.0, 1e-30, 1.0):
         drawn = Drawn(logits, torch.full((8,), temperature, device=device), keys)
         assert drawn.faults.tolist() == [0, NOT_FINITE, NOT_FINITE, NOT_FINITE, 0, 0, 0, 0]
@@ -261,7 +262,7 @@ def test_extreme_logits_and_faults(device: torch.device) -> None:
 
 def test_a_row_is_the_same_in_every_batch(device: torch.device) -> None:
     logits = torch.randn(12, 900, device=device)
-    keys = _words(NoiseKeys.of(_random_keys(12), device))
+    keys = _words(noise_keys(_random_keys(12), device))
     temperatures = torch.rand(12, device=device) + 0.5
     together = Drawn(logits, temperatures, keys)
     for row in (0, 7):

@@ -7,8 +7,9 @@ import torch
 
 from ramify import Request, SamplingParams
 from ramify.outputs import RequestOutput
-from ramify.sampling.draw import NoiseKeys, draw
+from ramify.sampling.draw import draw
 from tests.fake import fake_engine, logits_after
+from tests.noise import noise_keys
 from tests.unit.test_engine import Tokens, run_all, tokens_of
 
 PROMPT = [3, 1, 4]
@@ -32,7 +33,7 @@ def by_hand(*, n: int, seed: int, temperature: float, penalty: float, max_tokens
             logits = logits_after([*PROMPT, *output])
             for token in taken:
                 logits[token] -= penalty
-            keys = NoiseKeys.of([(seed, child, position)], torch.device("cpu"))
+            keys = noise_keys([(seed, child, position)], torch.device("cpu"))
             scaled = (logits - logits.max()) / temperature
             token = int(draw(scaled[None], keys))
             output.append(token)

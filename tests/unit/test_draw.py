@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.sampling.draw import TOKEN_LEVEL, NoiseKeys, draw, gumbel, philox
+from tests.noise import noise_keys
 
 CPU = torch.device("cpu")
 
@@ -35,7 +36,7 @@ def test_philox_gives_the_published_answers(
 
 
 def _keys(rows: int, seed: int = 1) -> NoiseKeys:
-    return NoiseKeys.of([(seed, 0, position) for position in range(rows)], CPU)
+    return noise_keys([(seed, 0, position) for position in range(rows)], CPU)
 
 
 @pytest.mark.parametrize("vocab_size", [7, 256, 700])
@@ -80,10 +81,10 @@ def test_rare_tokens_are_as_rare_as_they_should_be() -> None:
 def test_noise_depends_on_its_key_alone(
     seed: int, child: int, position: int, others: list[tuple[int, int, int]], place: int
 ) -> None:
-    alone = gumbel(NoiseKeys.of([(seed, child, position)], CPU), torch.tensor([[512]]), 256, TOKEN_LEVEL)
+    alone = gumbel(noise_keys([(seed, child, position)], CPU), torch.tensor([[512]]), 256, TOKEN_LEVEL)
     keys = [*others[:place], (seed, child, position), *others[place:]]
     row = min(place, len(others))
-    batch = gumbel(NoiseKeys.of(keys, CPU), torch.full((len(keys), 1), 256), 1024, TOKEN_LEVEL)
+    batch = gumbel(noise_keys(keys, CPU), torch.full((len(keys), 1), 256), 1024, TOKEN_LEVEL)
     assert torch.equal(batch[row, 256:512], alone[0])
 
 
@@ -91,7 +92,7 @@ def test_no_two_keys_share_a_stream() -> None:
     keys = [
         (seed, child, position) for seed in (0, 1, -1, 2**64 - 1, 2**32) for child in (0, 1, 7) for position in (0, 1)
     ]
-    noise = gumbel(NoiseKeys.of(keys, CPU), torch.zeros(len(keys), 1, dtype=torch.long), 8, TOKEN_LEVEL)
+    noise = gumbel(noise_keys(keys, CPU), torch.zeros(len(keys), 1, dtype=torch.long), 8, TOKEN_LEVEL)
     assert len({tuple(row) for row in noise.tolist()}) == len(keys)
 
 

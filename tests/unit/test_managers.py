@@ -33,9 +33,10 @@ from ramify import (
 )
 from ramify.demands import Demands
 from ramify.plan import Draw
-from ramify.sampling.draw import NoiseKeys, block_noise, draw
+from ramify.sampling.draw import block_noise, draw
 from ramify.sampling.pipeline import Sampler, Source
 from tests.fake import fake_engine
+from tests.noise import noise_keys
 
 
 def completion(
@@ -168,7 +169,7 @@ def test_children_of_different_parents_never_share_noise() -> None:
             assert params.seed is not None
             keys.append((params.seed, parent.get_child_index(name), 0))
     assert len(set(keys)) == 80
-    noise = block_noise(NoiseKeys.of(keys, torch.device("cpu")), 4096)
+    noise = block_noise(noise_keys(keys, torch.device("cpu")), 4096)
     assert len({tuple(row) for row in noise.tolist()}) == 80
 
 
@@ -516,7 +517,7 @@ def test_the_penalty_is_really_applied_as_the_engine_applies_it() -> None:
         ours = []
         for child in range(siblings):
             penalties = [manager.compute_diversity_penalty("a", child, token) for token in range(vocabulary)]
-            keys = NoiseKeys.of([(seed, child, step)], logits.device)
+            keys = noise_keys([(seed, child, step)], logits.device)
             ours.append(int(draw(logits - torch.tensor(penalties), keys)))
             manager.record_token("a", child, ours[-1])
             differences += ours[-1] != int(draw(logits, keys))
