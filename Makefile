@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SERVE ?= # further flags: make serve SERVE="--port 9000"
-NATIVE := $(wildcard ramify/native/*.cpp ramify/native/*.h)
+NATIVE := $(wildcard ramify/cpu/*.cpp ramify/cpu/*.h)
 PROMPT ?= Once upon a time, in a small village by the sea,
 
 .PHONY: demo test test-long test-gpu check format bench sanitize serve clean
@@ -38,7 +38,7 @@ test-gpu:
 # On a machine with a GPU and CUDA's compute-sanitizer: every access of the kernels' tests, each allocation by itself.
 sanitize:
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 \
-		$(PYTHON) -m pytest -q -x -p no:cacheprovider tests/kernels -k "not cuda and not compile"
+		$(PYTHON) -m pytest -q -x -p no:cacheprovider tests/kernels -k "not gpu_ and not compile"
 
 serve: .venv/.installed-server
 	$(BIN)/ramify serve $(SERVE)

@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 
 from ramify import Request, SamplingParams
-from ramify.core import EngineCore
-from ramify.kv.blocks import BlockManager
+from ramify.engine.blocks import BlockManager
+from ramify.engine.core import EngineCore
+from ramify.engine.plan import Plan, StepResult, Ticket
+from ramify.engine.scheduler import Scheduler
 from ramify.models import embedded
 from ramify.models.gguf_file import GGUFFile
-from ramify.plan import Plan, StepResult, Ticket
-from ramify.scheduler import Scheduler
 from ramify.text.detokenizer import IncrementalDetokenizer
 from ramify.text.gguf_tokenizer import tokenizer_from_gguf
 from ramify.text.stream import TextStream

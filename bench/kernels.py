@@ -27,10 +27,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from ramify.attention.paged import PagedDecode
 from ramify.device.reads import Reads
-from ramify.kernels.work_list import OWN_SPLITS, PREFIX_SPLIT
-from ramify.plan import SharedPrefix
+from ramify.engine.plan import SharedPrefix
+from ramify.gpu.kernels.work_list import OWN_SPLITS, PREFIX_SPLIT
+from ramify.gpu.paged import PagedDecode
 
 BANDWIDTH = 4.2e12  # bytes a second that a copy reaches on an H200
 FEWEST_LAYERS, MOST_LAYERS, REPEATS, BLOCK_SIZE = 6, 36, 15, 16

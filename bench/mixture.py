@@ -90,7 +90,7 @@ def main() -> None:
 
         show(f"{method}, torch", torch_mix)
         if has_gpu:
-            from ramify.cuda.mixture import mix
+            from ramify.gpu.mixer import mix
 
             def kernel_mix(config: MixtureConfig = config) -> object:
                 return mix(teacher, theta, config, first=first, special_token_ids=special)

@@ -143,10 +143,10 @@ def floor_tok_s(workload: Workload) -> float:
     """Tokens per second if only the matrix products of steps and prompts took time, each in its fastest form."""
     import torch
 
+    from ramify.cpu.compiler import NoCompilerError
+    from ramify.cpu.library import load
+    from ramify.cpu.panels import PackedLinear
     from ramify.models.linear import Linear, may_pack
-    from ramify.native.compiler import NoCompilerError
-    from ramify.native.library import load
-    from ramify.native.products import PackedLinear
 
     shapes = [(960, 576), (576, 576), (3072, 576), (576, 1536)] * 30
     layers = [Linear(torch.randn(*shape)) for shape in shapes]

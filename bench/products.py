@@ -31,10 +31,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from gpu import COMMON, SHAPES  # type: ignore[import-not-found]
 
-from ramify.cuda import products
-from ramify.kernels.activation import silu_and_multiply
-from ramify.kernels.few_rows_product import Tiles, few_rows_gate_up, few_rows_product
-from ramify.kernels.row_product import Norm, RowTiles, row_gate_up, row_product
+from ramify.gpu import products
+from ramify.gpu.kernels.activation import silu_and_multiply
+from ramify.gpu.kernels.few_rows_product import Tiles, few_rows_gate_up, few_rows_product
+from ramify.gpu.kernels.row_product import Norm, RowTiles, row_gate_up, row_product
 
 BYTES = 500_000_000  # of weights in a graph: eight times the cache
 REPEATS = 9

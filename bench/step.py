@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gpu import SHAPES, engine  # type: ignore[import-not-found]
 
 from ramify import SamplingParams
-from ramify.attention import paged
-from ramify.cuda import layers, products
 from ramify.device.step import DeviceStep
-from ramify.request import Request
+from ramify.engine.request import Request
+from ramify.gpu import gpu_layers as layers
+from ramify.gpu import paged, products
 
 PARTS = {
     "attention": ("_decode", "_prefix", "_merge", "flash"),

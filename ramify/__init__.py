@@ -14,10 +14,16 @@ from typing import TYPE_CHECKING, Any
 from ramify.version import __version__
 
 if TYPE_CHECKING:
-    from ramify.async_engine import AsyncEngine, RequestStream
     from ramify.async_llm import AsyncLLM
     from ramify.config import CacheConfig, EngineConfig, MixtureConfig, ModelConfig, SchedulerConfig
-    from ramify.core import EngineCore
+    from ramify.documents.managers import ParallelSamplingManager, ParentRequest
+    from ramify.documents.manual import BeamSearchManager, BeamState, DiverseSamplingManager
+    from ramify.drive.async_engine import AsyncEngine, RequestStream
+    from ramify.engine.core import EngineCore
+    from ramify.engine.metrics import IterationStats
+    from ramify.engine.request import Request
+    from ramify.engine.search.ranking import BestOfNFilter
+    from ramify.engine.sequence import Sequence, SequenceData, SequenceStatus
     from ramify.errors import (
         CacheExhaustedError,
         ChatTemplateError,
@@ -34,7 +40,6 @@ if TYPE_CHECKING:
         WeightsError,
     )
     from ramify.llm import LLM
-    from ramify.metrics import IterationStats
     from ramify.models.loader import ModelLoader, get_model_and_tokenizer
     from ramify.optimal import OptimalOutputs, OptimalSampling
     from ramify.outputs import (
@@ -48,18 +53,13 @@ if TYPE_CHECKING:
         RequestOutput,
         Standing,
     )
-    from ramify.request import Request
     from ramify.sampling_params import OutputKind, SamplingParams, SamplingStrategy, SamplingType
-    from ramify.search.managers import ParallelSamplingManager, ParentRequest
-    from ramify.search.manual import BeamSearchManager, BeamState, DiverseSamplingManager
-    from ramify.search.ranking import BestOfNFilter
-    from ramify.sequence import Sequence, SequenceData, SequenceStatus
 
 _HOMES = {
-    "ramify.async_engine": ("AsyncEngine", "RequestStream"),
+    "ramify.drive.async_engine": ("AsyncEngine", "RequestStream"),
     "ramify.async_llm": ("AsyncLLM",),
     "ramify.config": ("CacheConfig", "EngineConfig", "MixtureConfig", "ModelConfig", "SchedulerConfig"),
-    "ramify.core": ("EngineCore",),
+    "ramify.engine.core": ("EngineCore",),
     "ramify.errors": (
         "CacheExhaustedError",
         "ChatTemplateError",
@@ -76,7 +76,7 @@ _HOMES = {
         "WeightsError",
     ),
     "ramify.llm": ("LLM",),
-    "ramify.metrics": ("IterationStats",),
+    "ramify.engine.metrics": ("IterationStats",),
     "ramify.models.loader": ("ModelLoader", "get_model_and_tokenizer"),
     "ramify.optimal": ("OptimalOutputs", "OptimalSampling"),
     "ramify.outputs": (
@@ -90,12 +90,12 @@ _HOMES = {
         "RequestOutput",
         "Standing",
     ),
-    "ramify.request": ("Request",),
+    "ramify.engine.request": ("Request",),
     "ramify.sampling_params": ("OutputKind", "SamplingParams", "SamplingStrategy", "SamplingType"),
-    "ramify.search.managers": ("ParallelSamplingManager", "ParentRequest"),
-    "ramify.search.manual": ("BeamSearchManager", "BeamState", "DiverseSamplingManager"),
-    "ramify.search.ranking": ("BestOfNFilter",),
-    "ramify.sequence": ("Sequence", "SequenceData", "SequenceStatus"),
+    "ramify.documents.managers": ("ParallelSamplingManager", "ParentRequest"),
+    "ramify.documents.manual": ("BeamSearchManager", "BeamState", "DiverseSamplingManager"),
+    "ramify.engine.search.ranking": ("BestOfNFilter",),
+    "ramify.engine.sequence": ("Sequence", "SequenceData", "SequenceStatus"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from ramify.async_engine import AsyncEngine, RequestStream
-from ramify.build import build_engine
 from ramify.config import DEFAULT_MODEL, EngineConfig, EngineOptions
-from ramify.intake import Prompt
+from ramify.drive.async_engine import AsyncEngine, RequestStream
+from ramify.drive.build import build_engine
+from ramify.drive.intake import Prompt
 from ramify.sampling_params import SamplingParams
 from ramify.text.codec import Message
 

@@ -7,14 +7,14 @@ from typing import Any, Unpack
 
 import torch
 
-from ramify.build import build_engine
 from ramify.config import DEFAULT_MODEL, EngineConfig, EngineOptions
-from ramify.drive import run, steps
+from ramify.drive.build import build_engine
+from ramify.drive.intake import Prompt, as_prompts, one_for_each
+from ramify.drive.loops import run, steps
+from ramify.engine.request import Request
 from ramify.errors import InvalidInputError, WeightsError
-from ramify.intake import Prompt, as_prompts, one_for_each
 from ramify.models.weights import fill
 from ramify.outputs import RequestOutput
-from ramify.request import Request
 from ramify.sampling_params import SamplingParams, SamplingStrategy
 from ramify.text.codec import Message
 

@@ -9,16 +9,16 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Unpack
 
-from ramify import alpha_view
 from ramify import validation as check
-from ramify.build import build_pair
 from ramify.config import AlphaMethod, EngineConfig, EngineOptions, MixtureConfig
-from ramify.drive import finish, run
+from ramify.drive import alpha_view
+from ramify.drive.build import build_pair
+from ramify.drive.intake import Prompt, as_prompts
+from ramify.drive.loops import finish, run
+from ramify.drive.pair_intake import Rendered
+from ramify.engine.request import Request
 from ramify.errors import InvalidInputError
-from ramify.intake import Prompt, as_prompts
 from ramify.outputs import CompletionOutput, MixtureReport, RequestOutput
-from ramify.pair import Rendered
-from ramify.request import Request
 from ramify.sampling_params import OutputKind, SamplingParams
 
 DIAGNOSTICS = tuple(name for name in MixtureReport._fields if name not in {"alpha", "is_clamped"})

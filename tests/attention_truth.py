@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from ramify.device.pool import KVPool
 from ramify.device.reads import Reads, SharingRule, slots_between
-from ramify.kv.pool import KVPool
-from ramify.plan import Chunk, SharedPrefix
+from ramify.engine.plan import Chunk, SharedPrefix
 
 ALL_SHARED = SharingRule(fewest_positions=1)
 NONE_SHARED = SharingRule(fewest_positions=10**9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ramify import Request, RequestOutput, SamplingParams
-from ramify.core import EngineCore
+from ramify.engine.core import EngineCore
 
 Asked = tuple[Sequence[int], SamplingParams]
 

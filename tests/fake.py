@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from ramify.config import LogprobsMode, PreemptionMode
-from ramify.core import EngineCore
 from ramify.device.layers import Batch
 from ramify.device.reads import Reads, SharingRule
 from ramify.device.step import DeviceStep, SamplerKernels
-from ramify.kv.blocks import BlockManager
-from ramify.plan import BlockCopy, Plan, Ticket, Work
+from ramify.engine.blocks import BlockManager
+from ramify.engine.core import EngineCore
+from ramify.engine.plan import BlockCopy, Plan, Ticket, Work
+from ramify.engine.scheduler import Scheduler
 from ramify.sampling.mixing import Mixer
-from ramify.scheduler import Scheduler
 from ramify.text.stream import TextStream
 
 VOCAB = 300

@@ -12,8 +12,8 @@ from ramify.device.graphs import Graphs, padded
 from ramify.device.layers import Layers
 from ramify.device.reads import Int64s, Reads
 from ramify.device.rows import ModelRows, upload
-from ramify.kv.sharing import Table
-from ramify.plan import Row, Work
+from ramify.engine.plan import Row, Work
+from ramify.engine.sharing import Table
 from ramify.sampling.pipeline import Source
 
 

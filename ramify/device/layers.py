@@ -8,11 +8,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ramify.attention.torch_parts import SHARING, TorchAttention
+from ramify.device.pool import KVPool
 from ramify.device.reads import Reads, SharingRule
-from ramify.kv.pool import KVPool
+from ramify.device.torch_attention import SHARING, TorchAttention
+from ramify.engine.plan import Work
 from ramify.models.decoder import Decoder
-from ramify.plan import Work
 
 
 class Batch(NamedTuple):

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.kv.sharing import Table
-from ramify.plan import SharedPrefix
+from ramify.engine.plan import SharedPrefix
+from ramify.engine.sharing import Table
 
 Int64s = NDArray[np.int64]
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from ramify.device.layers import Batch
 from ramify.device.reads import Int64s, slots_between
 from ramify.device.seats import Seats
-from ramify.kv.sharing import Table
-from ramify.plan import PENDING, Chunk, Draw
-from ramify.sampling import rows as column
-from ramify.sampling.rows import numbers_of
+from ramify.engine.plan import PENDING, Chunk, Draw
+from ramify.engine.sharing import Table
+from ramify.sampling import columns as column
+from ramify.sampling.columns import numbers_of
 
 # Columns of a model's rows. SOURCE: where the token was drawn in the step before, -1 if the host knows it.
 TOKEN, SOURCE, POSITION, SLOT = range(4)
@@ -139,7 +139,7 @@ class ModelRows:
 
 
 class DrawRows:
-    """The rows of draws: their columns (sampling/rows.py) persist, and only what is new is written."""
+    """The rows of draws: their columns (sampling/columns.py) persist, and only what is new is written."""
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self._integers = Mirror(column.NUM_INTEGERS, max_rows, torch.int64, device)

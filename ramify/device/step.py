@@ -29,12 +29,12 @@ from ramify.device.layers import Layers
 from ramify.device.reads import Int64s
 from ramify.device.rows import DrawRows, upload
 from ramify.device.seats import Seats
-from ramify.plan import PENDING, Draw, Plan, Row, StepResult, Ticket, TokenReport
-from ramify.sampling import rows as column
+from ramify.engine.plan import PENDING, Draw, Plan, Row, StepResult, Ticket, TokenReport
+from ramify.sampling import columns as column
+from ramify.sampling.columns import Columns, SamplerChoice
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.pipeline import Sampler, Source
-from ramify.sampling.reports import report
-from ramify.sampling.rows import Columns, SamplerChoice
+from ramify.sampling.token_reports import report
 
 PROMPT_ROWS_AT_ONCE = 64  # what prompt logprobs need of the vocabulary at a time
 

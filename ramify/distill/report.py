@@ -9,9 +9,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ramify.alpha_view import STYLE, color
 from ramify.distill.journal import Journal, write_whole
 from ramify.distill.recipe import Recipe
+from ramify.drive.alpha_view import STYLE, color
 
 BINS = 20
 EXAMPLES = 12

@@ -20,8 +20,8 @@ from ramify.distill.samples import as_samples, prompts_of
 from ramify.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from ramify.engine.request import Request
     from ramify.optimal import OptimalSampling
-    from ramify.request import Request
 
 DATA, REPORT = "data.jsonl", "report.html"
 

@@ -9,11 +9,11 @@ from itertools import islice
 from torch import Tensor
 
 from ramify.config import LogprobsMode
-from ramify.plan import NOT_FINITE, Draw, Expansion, StepResult, TokenReport
+from ramify.engine.plan import NOT_FINITE, Draw, Expansion, StepResult, TokenReport
 from ramify.sampling.draw import block_scores
 from ramify.sampling.mixing import MixedRows
-from ramify.sampling.reports import report
 from ramify.sampling.settings import Settings
+from ramify.sampling.token_reports import report
 
 NOTHING_IN_COMMON = "the two models have no token in common here: their mixture is empty"
 NOTHING_LEFT = "no token is left to draw: allowed_token_ids, bad_words, logit_bias or processors forbid all"

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from ramify.config import LogprobsMode
-from ramify.plan import Draw, StepResult
+from ramify.engine.plan import Draw, StepResult
 from ramify.sampling import filters, processors
+from ramify.sampling.columns import CHILD, POSITION, SEED_HIGH, SEED_LOW, Columns
 from ramify.sampling.draw import NoiseKeys, block_noise, block_scores, choose_tokens, take_blocks
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.piece import Piece, Rows
-from ramify.sampling.rows import CHILD, POSITION, SEED_HIGH, SEED_LOW, Columns
 from ramify.sampling.settings import KnownSettings, pairs_of_outputs, pairs_of_seen
 from ramify.sampling.user_processors import run_processors
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.demands import LARGEST, Demands
-from ramify.plan import Draw
+from ramify.engine.demands import LARGEST, Demands
+from ramify.engine.plan import Draw
+from ramify.sampling.columns import TOP_K, Columns
 from ramify.sampling.filters import Filters
-from ramify.sampling.rows import TOP_K, Columns
 
 Pairs = tuple[Tensor, Tensor]  # rows and token ids, of one length
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ramify.plan import Draw
+from ramify.engine.plan import Draw
 
 
 @runtime_checkable

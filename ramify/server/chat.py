@@ -9,8 +9,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from ramify.engine.request import Request as EngineRequest
 from ramify.outputs import CompletionOutput, RequestOutput
-from ramify.request import Request as EngineRequest
 from ramify.sampling_params import SamplingParams
 from ramify.server.body import JsonRoute
 from ramify.server.choices import chat_logprobs, common, has_news

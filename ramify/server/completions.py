@@ -9,8 +9,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from ramify.engine.request import Request as EngineRequest
 from ramify.outputs import CompletionOutput, LogprobRow, RequestOutput
-from ramify.request import Request as EngineRequest
 from ramify.sampling_params import SamplingParams
 from ramify.server.body import JsonRoute
 from ramify.server.choices import CompletionLogprobs, common, has_news, prompt_rows

@@ -11,9 +11,9 @@ from fastapi import Request as HttpRequest
 from fastapi import Response
 from fastapi.responses import JSONResponse
 
-from ramify.async_engine import RequestStream
+from ramify.drive.async_engine import RequestStream
+from ramify.engine.request import Request
 from ramify.outputs import RequestOutput
-from ramify.request import Request
 from ramify.server.choices import check_sound, usage
 from ramify.server.connection import EventStream, client_of, events_of, unless_gone
 from ramify.server.fields import OpenAIFields

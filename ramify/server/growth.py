@@ -11,9 +11,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from ramify.async_engine import RequestStream
+from ramify.drive.async_engine import RequestStream
+from ramify.engine.request import Request as EngineRequest
 from ramify.outputs import GrownToken, GrowthStep, MixtureReport, RequestOutput
-from ramify.request import Request as EngineRequest
 from ramify.server.body import JsonRoute
 from ramify.server.choices import check_sound, usage
 from ramify.server.connection import EventStream, client_of, event_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ramify.async_engine import AsyncEngine
 from ramify.async_llm import AsyncLLM
-from ramify.build import build_pair
 from ramify.config import EngineConfig, MixtureConfig
+from ramify.drive.async_engine import AsyncEngine
+from ramify.drive.build import build_pair
 from ramify.server.config import PairConfig
 from ramify.server.service import ServedModel, public_name
 

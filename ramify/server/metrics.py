@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from ramify.metrics import IterationStats
+from ramify.engine.metrics import IterationStats
 from ramify.outputs import RequestOutput
 from ramify.server.service import ServedModel, Service
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeVar
 
-from ramify.async_engine import AsyncEngine
-from ramify.intake import Intake
-from ramify.pair import PairIntake
+from ramify.drive.async_engine import AsyncEngine
+from ramify.drive.intake import Intake
+from ramify.drive.pair_intake import PairIntake
 from ramify.sampling_params import SamplingParams
 from ramify.server.config import ServerConfig
 from ramify.server.failures import Failure

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ramify import LLM, RequestOutput, SamplingParams
-from ramify.core import EngineCore
+from ramify.engine.core import EngineCore
 from tests.conftest import CheckpointMaker
 from tests.drive import Asked, finish, tokens_of
 from tests.equal import MARGIN, race

@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.attention.torch_parts import TorchAttention
 from ramify.device.layers import _entered
+from ramify.device.pool import KVPool
 from ramify.device.reads import SharingRule, slots_between
-from ramify.kv.pool import KVPool
-from ramify.kv.sharing import best_sharing
+from ramify.device.torch_attention import TorchAttention
+from ramify.engine.plan import Chunk, SharedPrefix
+from ramify.engine.sharing import best_sharing
 from ramify.models.families import Architecture
 from ramify.models.rope import RopeConfig
-from ramify.plan import Chunk, SharedPrefix
 from tests.attention_truth import PlainAttention, reads_of
 
 CPU = torch.device("cpu")

@@ -12,9 +12,9 @@ import transformers
 
 from ramify import LLM, SamplingParams
 from ramify.device.layers import Batch, TorchLayers
-from ramify.kv.pool import KVPool
+from ramify.device.pool import KVPool
+from ramify.engine.plan import Chunk
 from ramify.models.loader import ModelLoader
-from ramify.plan import Chunk
 from tests.attention_truth import reads_of
 from tests.conftest import CheckpointMaker, rewrite_config
 from tests.equal import check_greedy

@@ -18,9 +18,9 @@ from torch import Tensor
 from ramify import LLM, FinishReason, Request, RequestOutput, SamplingParams
 from ramify.device.lane import Lane
 from ramify.device.step import PROMPT_ROWS_AT_ONCE
+from ramify.engine.plan import TokenReport
+from ramify.engine.search.logprob_rows import LogprobRows
 from ramify.outputs import CompletionOutput, LogprobRow
-from ramify.plan import TokenReport
-from ramify.search.reports import LogprobRows
 from tests.conftest import CheckpointMaker
 from tests.drive import Asked, finish
 from tests.fake import fake_engine

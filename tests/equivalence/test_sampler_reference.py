@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ramify import FinishReason, SamplingParams
-from ramify.demands import Demands
-from ramify.plan import Draw, TokenReport
+from ramify.engine.demands import Demands
+from ramify.engine.plan import Draw, TokenReport
 from ramify.sampling import filters, pipeline
 from ramify.sampling.filters import Filters
 from ramify.sampling.piece import NOTHING_LEFT

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramify.attention.paged import PagedDecode
-from ramify.plan import SharedPrefix
+from ramify.engine.plan import SharedPrefix
+from ramify.gpu.paged import PagedDecode
 from tests.attention_truth import decode_reads
 from tests.kernels.scene import Scene, make_scene
 from tests.kernels.test_paged import check, write_tables

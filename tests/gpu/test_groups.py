@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from ramify.cuda.layers import CudaLayers
+from ramify.gpu.gpu_layers import GpuLayers
 from tests.conftest import CheckpointMaker
 from tests.equal import race
 from tests.gpu.engines import engine, step_of, tokens
@@ -30,7 +30,7 @@ def drawn(folder: Path, dtype: Literal["float32", "bfloat16"], fewest: int) -> l
     """Prefixes that save at least so many reads are read once for all sharers."""
     llm = engine(folder, dtype)
     for lane in step_of(llm).lanes:
-        assert isinstance(lane.layers, CudaLayers)
+        assert isinstance(lane.layers, GpuLayers)
         lane.layers.sharing = replace(lane.layers.sharing, fewest_positions=fewest)
     return tokens(llm, PROMPTS, **PARAMS)
 

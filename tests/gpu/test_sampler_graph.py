@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.kernels.draw import SOUND, BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
-from ramify.kernels.floors import FloorScratch, find_floors
-from ramify.kernels.reports import Reports, report
+from ramify.gpu.kernels.floors import FloorScratch, find_floors
+from ramify.gpu.kernels.race import SOUND, BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
+from ramify.gpu.kernels.top_logprobs import Reports, report
 from ramify.sampling import filters, processors
 from ramify.sampling.draw import draw
 from tests.noise import noise_keys

@@ -15,17 +15,17 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from ramify.config import AlphaMethod, MixtureConfig
-from ramify.cuda import products
-from ramify.cuda.mixture import mix
-from ramify.kernels.activation import silu_and_multiply
-from ramify.kernels.draw import BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
-from ramify.kernels.few_rows_product import few_rows_gate_up, few_rows_product
-from ramify.kernels.floors import FloorScratch, find_floors
-from ramify.kernels.norm import add_rms_norm
-from ramify.kernels.parts import Parts
-from ramify.kernels.reports import Processing, Reports, report
-from ramify.kernels.rope_write import rope_and_write
-from ramify.kernels.row_product import Norm, row_gate_up, row_product
+from ramify.gpu import products
+from ramify.gpu.kernels.activation import silu_and_multiply
+from ramify.gpu.kernels.few_rows_product import few_rows_gate_up, few_rows_product
+from ramify.gpu.kernels.floors import FloorScratch, find_floors
+from ramify.gpu.kernels.norm import add_rms_norm
+from ramify.gpu.kernels.parts import Parts
+from ramify.gpu.kernels.race import BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
+from ramify.gpu.kernels.rope_write import rope_and_write
+from ramify.gpu.kernels.row_product import Norm, row_gate_up, row_product
+from ramify.gpu.kernels.top_logprobs import Processing, Reports, report
+from ramify.gpu.mixer import mix
 
 CPU = torch.device("cpu")
 SHARED_MEMORY = 227 * 1024

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ramify.kernels.activation import silu_and_multiply
+from ramify.gpu.kernels.activation import silu_and_multiply
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 

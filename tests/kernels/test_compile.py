@@ -18,7 +18,9 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from ramify.kernels import decode_attention, merge, prefix_attention
+from ramify.gpu.kernels import decode_attention
+from ramify.gpu.kernels import merge
+from ramify.gpu.kernels import prefix_attention
 
 number, head_dim = sys.argv[1], int(sys.argv[2])
 size = 4 if number == "fp32" else 2

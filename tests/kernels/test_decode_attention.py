@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramify.kernels.decode_attention import decode_attention
-from ramify.kernels.work_list import build_work_list
+from ramify.gpu.kernels.decode_attention import decode_attention
+from ramify.gpu.kernels.work_list import build_work_list
 from tests.attention_truth import decode_reads
 from tests.kernels.scene import TOLERANCE, Scene, make_scene
 

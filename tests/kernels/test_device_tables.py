@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.cuda.tables import DeviceTables
 from ramify.device.reads import Reads
 from ramify.device.seats import Seats
+from ramify.gpu.tables import DeviceTables
 
 KEYS = [f"track-{number}" for number in range(8)]
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.cuda.products import LEAST_SHARED_MEMORY, gate_up_tiles_for, head_tiles_for, tiles_for
-from ramify.kernels.few_rows_product import Tiles, few_rows_gate_up, few_rows_product, padded_rows
+from ramify.gpu.kernels.few_rows_product import Tiles, few_rows_gate_up, few_rows_product, padded_rows
+from ramify.gpu.products import LEAST_SHARED_MEMORY, gate_up_tiles_for, head_tiles_for, tiles_for
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 

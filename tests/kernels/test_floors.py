@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.kernels.draw import BlockScores, score_blocks
-from ramify.kernels.floors import CAPACITY, FloorScratch, find_floors
+from ramify.gpu.kernels.floors import CAPACITY, FloorScratch, find_floors
+from ramify.gpu.kernels.race import BlockScores, score_blocks
 from ramify.sampling import filters, processors
 
 TOLERANCE = 1e-5

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.cuda.layers import CudaLayers
 from ramify.device.layers import Batch
-from ramify.kv.pool import KVPool
+from ramify.device.pool import KVPool
+from ramify.gpu.gpu_layers import GpuLayers
 from ramify.models.decoder import Decoder, parameters
 from ramify.models.families import Architecture
 from ramify.models.rope import RopeConfig
@@ -62,7 +62,7 @@ def test_hidden_states_cache_and_logits(name: str, tokens: int, device: torch.de
 
     expected = decoder.forward(token_ids, positions, keep)
     with torch.inference_mode():
-        layers = CudaLayers(decoder, pool, max_rows=72, max_model_len=64)
+        layers = GpuLayers(decoder, pool, max_rows=72, max_model_len=64)
         layers._attend = lambda index, queries: queries.flatten(1)  # type: ignore[method-assign]  # noqa: ARG005
         hidden = layers.forward(Batch(token_ids, positions, slots))
         drawn_from = layers.logits(hidden)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramify.kernels.merge import merge
+from ramify.gpu.kernels.merge import merge
 from tests.kernels.scene import TOLERANCE
 
 HEADS = 3

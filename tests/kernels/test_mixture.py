@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ramify.config import MixtureConfig
-from ramify.cuda import mixture as kernel
+from ramify.gpu import mixer as kernel
 from ramify.sampling import mixture as truth
 from ramify.sampling.mixture import Mixed
 from tests import mixture_reference as reference

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ramify.kernels.norm import add_rms_norm
-from ramify.kernels.parts import Parts
+from ramify.gpu.kernels.norm import add_rms_norm
+from ramify.gpu.kernels.parts import Parts
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 

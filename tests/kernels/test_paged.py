@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ramify.attention.paged import PagedDecode
-from ramify.plan import SharedPrefix
+from ramify.engine.plan import SharedPrefix
+from ramify.gpu.paged import PagedDecode
 from tests.attention_truth import decode_reads
 from tests.kernels.scene import TOLERANCE, Scene, make_scene
 

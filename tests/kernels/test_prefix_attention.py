@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ramify.kernels.prefix_attention import prefix_attention
-from ramify.kernels.work_list import build_work_list
-from ramify.plan import SharedPrefix
+from ramify.engine.plan import SharedPrefix
+from ramify.gpu.kernels.prefix_attention import prefix_attention
+from ramify.gpu.kernels.work_list import build_work_list
 from tests.attention_truth import decode_reads
 from tests.kernels.scene import TOLERANCE, Scene, make_scene
 

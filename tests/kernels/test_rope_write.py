@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.kernels.parts import Parts
-from ramify.kernels.rope_write import rope_and_write
+from ramify.gpu.kernels.parts import Parts
+from ramify.gpu.kernels.rope_write import rope_and_write
 from ramify.models.rope import RopeConfig, inverse_frequencies, rotate
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.kernels.row_product import Norm, RowTiles, row_gate_up, row_product
+from ramify.gpu.kernels.row_product import Norm, RowTiles, row_gate_up, row_product
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 TILES = RowTiles(4, 64, 1)

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify import MixtureConfig, Request, RequestOutput, SamplingParams
-from ramify.cuda.sampler import KernelSampler
 from ramify.device.graphs import padded
 from ramify.device.step import DeviceStep
+from ramify.gpu.sampler import KernelSampler
 from ramify.sampling.mixing import Mixer
 from tests.fake import VOCAB, fake_engine
 from tests.unit.test_engine import Setting, alone, check, engine_for, tokens_of, worlds

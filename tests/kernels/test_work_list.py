@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.kernels.work_list import MOST_OWN_PARTS, WorkList, build_work_list, most_parts, own_split_for
-from ramify.plan import SharedPrefix
+from ramify.engine.plan import SharedPrefix
+from ramify.gpu.kernels.work_list import MOST_OWN_PARTS, WorkList, build_work_list, most_parts, own_split_for
 from tests.attention_truth import decode_reads
 
 

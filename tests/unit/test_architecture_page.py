@@ -1,8 +1,10 @@
-"""The tree in docs/architecture.md is the tree on the disk."""
+"""The tree in docs/architecture.md is the tree on the disk, and a module imports only what stands above it there."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -35,3 +37,49 @@ def test_the_documented_tree_is_the_real_one() -> None:
 def test_every_file_says_what_it_is_for() -> None:
     silent = [name for name, what in _documented().items() if what is None and not name.endswith("/__init__.py")]
     assert silent == []
+
+
+def _name(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _imports(path: Path, modules: dict[str, int]) -> Iterator[str]:
+    """The modules of ours that a module loads, at its top or later; what only types need does not count."""
+    tree = ast.parse(path.read_text())
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and id(node) not in for_types:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in modules else node.module for name in names)
+        elif isinstance(node, ast.Import) and id(node) not in for_types:
+            yield from (alias.name for alias in node.names)
+
+
+def test_a_module_imports_only_what_stands_above_it() -> None:
+    order = [path for path in _documented() if path.endswith(".py")]
+    modules = {_name(path): place for place, path in enumerate(order)}
+    wrong = [
+        f"{_name(path)} imports {name}"
+        for place, path in enumerate(order)
+        for name in _imports(ROOT / path, modules)
+        if modules.get(name, -1) >= place
+    ]
+    assert wrong == []
+
+
+def test_the_order_would_notice_an_import_from_below() -> None:
+    modules = {_name(path): place for place, path in enumerate(_documented())}
+    found = set(_imports(ROOT / "ramify" / "llm.py", modules))
+    assert {"ramify.drive.build", "ramify.config"} <= found
+    assert modules["ramify.llm"] > modules["ramify.drive.build"] > modules["ramify.device.step"]
+
+
+def test_the_top_holds_values_and_doors_alone() -> None:
+    values = {"version", "errors", "validation", "config", "sampling_params", "outputs"}
+    doors = {"llm", "async_llm", "optimal"}
+    assert {path.stem for path in (ROOT / "ramify").glob("*.py")} == {"__init__", *values, *doors}

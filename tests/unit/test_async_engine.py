@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify import AsyncEngine, EngineClosedError, EngineFaultError, InvalidInputError, Request, SamplingParams
-from ramify.core import EngineCore
-from ramify.merging import merged
-from ramify.metrics import IterationStats
+from ramify.drive.merging import merged
+from ramify.engine.core import EngineCore
+from ramify.engine.metrics import IterationStats
 from ramify.outputs import FinishReason, RequestOutput
 from tests.drive import finish, tokens_of
 from tests.fake import FakeDevice, fake_engine

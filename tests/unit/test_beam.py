@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.demands import num_candidates
-from ramify.search.advance import Candidate, Independent
-from ramify.search.beam import BeamSearch
+from ramify.engine.demands import num_candidates
+from ramify.engine.search.advance import Candidate, Independent
+from ramify.engine.search.beam import BeamSearch
 from tests.beam_oracle import Tokens, Weights, oracle
 
 

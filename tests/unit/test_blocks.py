@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from ramify.engine.blocks import BlockManager
 from ramify.errors import CacheExhaustedError, InvalidInputError
-from ramify.kv.blocks import BlockManager
 
 NOTHING = -1  # what a free block holds: whoever reads it has read another's block or an unwritten one
 

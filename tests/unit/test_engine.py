@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify import InvalidInputError, Request, SamplingParams
-from ramify.core import EngineCore
+from ramify.engine.core import EngineCore
+from ramify.engine.plan import NOT_FINITE
 from ramify.outputs import FinishReason, RequestOutput
-from ramify.plan import NOT_FINITE
 from tests.fake import FakeDevice, fake_engine
 
 Tokens = list[tuple[int, ...]]

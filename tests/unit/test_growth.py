@@ -23,8 +23,8 @@ from ramify import (
     Standing,
 )
 from ramify.config import MixtureConfig
-from ramify.core import EngineCore
-from ramify.merging import merged
+from ramify.drive.merging import merged
+from ramify.engine.core import EngineCore
 from ramify.sampling.mixing import Mixer
 from ramify.text.detokenizer import IncrementalDetokenizer
 from ramify.text.stream import TextStream

@@ -31,8 +31,8 @@ from ramify import (
     Request,
     SamplingParams,
 )
-from ramify.demands import Demands
-from ramify.plan import Draw
+from ramify.engine.demands import Demands
+from ramify.engine.plan import Draw
 from ramify.sampling.draw import block_noise, draw
 from ramify.sampling.pipeline import Sampler, Source
 from tests.fake import fake_engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.merging import merged
+from ramify.drive.merging import merged
 from ramify.outputs import CompletionOutput, FinishReason, Logprob, LogprobRow, MixtureReport, RequestOutput
 from ramify.sampling_params import OutputKind
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify import SamplingParams
-from ramify.demands import Demands
 from ramify.device.reads import Int64s
 from ramify.device.rows import DrawRows, ModelRows
 from ramify.device.seats import Seats
-from ramify.plan import PENDING, Chunk, Draw
-from ramify.sampling.rows import Columns
+from ramify.engine.demands import Demands
+from ramify.engine.plan import PENDING, Chunk, Draw
+from ramify.sampling.columns import Columns
 
 CPU = torch.device("cpu")
 DRAWN = torch.arange(100, 108)

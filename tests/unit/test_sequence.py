@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from ramify.engine.request import Request
+from ramify.engine.sequence import LEGAL_MOVES, Sequence, SequenceData, SequenceStatus, Track
 from ramify.errors import IllegalMoveError, InvalidInputError
-from ramify.request import Request
 from ramify.sampling_params import SamplingParams
-from ramify.sequence import LEGAL_MOVES, Sequence, SequenceData, SequenceStatus, Track
 
 WAITING, RUNNING, SWAPPED = SequenceStatus.WAITING, SequenceStatus.RUNNING, SequenceStatus.SWAPPED
 STOPPED, CAPPED = SequenceStatus.FINISHED_STOPPED, SequenceStatus.FINISHED_LENGTH_CAPPED

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.kv.sharing import Sharing, Table, best_sharing, common_blocks
+from ramify.engine.sharing import Sharing, Table, best_sharing, common_blocks
 
 tables = st.lists(st.lists(st.integers(0, 1), max_size=4), max_size=6).map(
     # A table's block is named by the whole path to it, as in a real pool: equal blocks mean equal beginnings.

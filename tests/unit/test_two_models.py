@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ramify import InvalidInputError, Request, SamplingParams
 from ramify.config import MixtureConfig
-from ramify.core import EngineCore
-from ramify.demands import Demands
+from ramify.engine.core import EngineCore
+from ramify.engine.demands import Demands
+from ramify.engine.plan import NOT_FINITE, Draw
 from ramify.outputs import FinishReason, MixtureReport, RequestOutput
-from ramify.plan import NOT_FINITE, Draw
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.piece import NOTHING_IN_COMMON
 from ramify.sampling.pipeline import Sampler, Source

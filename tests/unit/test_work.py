@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings
 
 from ramify import Request
-from ramify.plan import Work
+from ramify.engine.plan import Work
 from tests.fake import FakeDevice
 from tests.unit.test_engine import Setting, engine_for, worlds
 

@@ -1,0 +1,172 @@
+"""A step's reads as a list of work, cut into items that threads take one after the other.
+
+    shared   rows of several chunks   x  their common leading blocks         first, for all of them
+    own      rows of one chunk        x  the rest of its track, causally     going on from what the shared part gave
+
+An item is some queries of some rows, one or all KV heads, and the positions that they see; its blocks follow one
+another in `tables`. See attention.cpp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.cpu.library import Library
+from ramify.device.pool import KVPool
+from ramify.device.reads import Int64s, Reads, SharingRule
+
+# Fewer positions come from a cache faster than a part of their own would take.
+SHARING = SharingRule(fewest_positions=4_096)
+MOST_PANELS = 6  # of queries in an item: together they stay in the second cache
+ITEMS_PER_THREAD = 4  # to be had before items grow: threads end together
+SCORES_PER_THREAD = 8_192  # fewer are computed before a second thread has woken up
+
+
+class Item(NamedTuple):
+    rows: int  # the first, in `order`
+    query: int  # of those rows, as many for each as there are query heads per KV head
+    queries: int
+    head: int
+    heads: int
+    begin: int  # positions: row i sees begin … seen + i * growth - 1
+    seen: int
+    growth: int
+    table: int  # where the block of position `begin` is named
+    continues: int  # whether a shared item has been there before
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionItems:
+    """Numbers in int64, held as tensors: every layer asks for their addresses."""
+
+    order: Tensor  # the rows of the chunks, then those of sharers
+    tables: Tensor
+    items: Tensor  # (items, fields of Item), the shared ones first, in each part the longest first
+    num_shared: int
+    threads: int  # that are worth waking
+
+    @classmethod
+    def of(cls, reads: Reads, *, kv_heads: int, queries_per_head: int, panel: int, threads: int) -> AttentionItems:
+        """queries_per_head: query heads per KV head; panel: queries multiplied at once."""
+        order: list[int] = []
+        tables: list[int] = []
+        own: list[Item] = []
+        shared: list[Item] = []
+        chunks = list(zip(reads.first_rows.tolist(), reads.num_rows.tolist(), strict=True))
+        firsts = [0, *accumulate(count for _, count in chunks)]
+        for row, count in chunks:
+            order += range(row, row + count)
+        for prefix in reads.shared:
+            seen, first = prefix.num_blocks * reads.block_size, len(order)
+            for row, count in (chunks[sharer] for sharer in sorted(prefix.sharers)):
+                order += range(row, row + count)
+            queries = (len(order) - first) * queries_per_head
+            shared.append(Item(first, 0, queries, 0, kv_heads, 0, seen, 0, len(tables), 0))
+            tables += reads.tables[prefix.sharers[0]][: prefix.num_blocks]
+        for (_, count), first, begin, end, table in zip(
+            chunks, firsts, reads.begins.tolist(), reads.ends.tolist(), reads.tables, strict=False
+        ):
+            queries = count * queries_per_head
+            own.append(Item(first, 0, queries, 0, kv_heads, begin, end, 1, len(tables), int(begin > 0)))
+            tables += table[begin // reads.block_size :]
+        parts = [_in_pieces(part, queries_per_head, panel, ITEMS_PER_THREAD * threads) for part in (shared, own)]
+        items = np.concatenate([_longest_first(part, queries_per_head) for part in parts])
+        num_scores = int(_num_scores(items, queries_per_head).sum())
+        return cls(
+            torch.tensor(order),
+            torch.tensor(tables),
+            torch.from_numpy(items),
+            num_shared=len(parts[0]),
+            threads=min(threads, 1 + num_scores // SCORES_PER_THREAD),
+        )
+
+
+def most_queries(queries_per_head: int, panel: int) -> int:
+    """Of an item."""
+    return max(MOST_PANELS * panel, queries_per_head)
+
+
+def _in_pieces(items: list[Item], queries_per_head: int, panel: int, wanted: int) -> list[Item]:
+    """Items of one head and some panels of queries; where there are rows enough, a single row is one piece."""
+    if len(items) >= wanted and all(item.queries == queries_per_head for item in items):
+        return items
+    panels = sum(-(-item.queries // panel) * item.heads for item in items)
+    most = min(max(panels // wanted, 1) * panel, most_queries(queries_per_head, panel))
+    # A row's queries stay together: whether it is alone must not decide how it is summed.
+    most = max(most, queries_per_head)
+    return [
+        item._replace(query=query, queries=min(most, item.queries - query), head=head, heads=1)
+        for item in items
+        for query in range(0, item.queries, most)
+        for head in range(item.heads)
+    ]
+
+
+def _num_scores(items: Int64s, queries_per_head: int) -> Int64s:
+    _, query, queries, _, heads, begin, seen, growth, _, _ = items.T
+    scores: Int64s = queries * heads * (seen - begin + growth * (query + queries // 2) // queries_per_head)
+    return scores
+
+
+def _longest_first(items: list[Item], queries_per_head: int) -> Int64s:
+    array = np.array(items, dtype=np.int64).reshape(len(items), len(Item._fields))
+    return array[np.argsort(-_num_scores(array, queries_per_head), kind="stable")]
+
+
+class CpuAttention:
+    """Of one model: keys and values lie in its pool before `attend` is called."""
+
+    def __init__(self, library: Library, pool: KVPool, num_heads: int) -> None:
+        self._library = library
+        self._pool = pool
+        self._heads = num_heads
+        self._kv_heads, self._head_dim = pool.kv.shape[-2:]
+        self._queries_per_head = num_heads // self._kv_heads
+        queries = most_queries(self._queries_per_head, library.tile_columns)
+        self._scratch_size = library.attention_scratch(queries, num_heads, self._head_dim)  # of a thread
+        self._scratch = torch.empty(0)
+        self._scores = torch.empty(0)
+
+    def items(self, reads: Reads) -> AttentionItems:
+        return AttentionItems.of(
+            reads,
+            kv_heads=self._kv_heads,
+            queries_per_head=self._queries_per_head,
+            panel=self._library.tile_columns,
+            threads=torch.get_num_threads(),
+        )
+
+    def attend(self, work: AttentionItems, layer: int, queries: Tensor, out: Tensor) -> None:
+        """queries (T, heads or more, head_dim) dense, of which the first are read -> out (T, heads * head_dim).
+
+        Of both, the rows that the items name.
+        """
+        if self._scratch.numel() < work.threads * self._scratch_size:
+            self._scratch = torch.empty(work.threads * self._scratch_size)
+        if self._scores.numel() < len(out) * self._heads:
+            self._scores = torch.empty(len(out) * self._heads)
+        self._library.attend(
+            queries.data_ptr(),
+            queries.stride(0),
+            self._pool.layers[layer].data_ptr(),
+            out.data_ptr(),
+            self._scores.data_ptr(),
+            work.order.data_ptr(),
+            work.tables.data_ptr(),
+            work.items.data_ptr(),
+            work.num_shared,
+            len(work.items),
+            self._heads,
+            self._kv_heads,
+            self._head_dim,
+            self._pool.block_size,
+            self._scratch.data_ptr(),
+            self._scratch_size,
+            work.threads,
+        )

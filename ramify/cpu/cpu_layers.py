@@ -1,0 +1,124 @@
+"""The decoder's forward pass on the CPU's own kernels: models/decoder.py, fused and into buffers that are kept.
+
+a layer, four products, three passes over rows and an attention:
+    norm -> [qkv] -> turn, keep -> attention -> [output, add] -> norm -> [gate, up, silu, multiply] -> [down, add]
+
+After the last layer's keys and values only the rows go on whose hidden states are asked for: of a prompt, its last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ramify.cpu.attention_items import SHARING, CpuAttention
+from ramify.cpu.library import Library
+from ramify.cpu.panels import Ending, PackedLinear
+from ramify.device.layers import Batch
+from ramify.device.pool import KVPool
+from ramify.device.reads import Reads, SharingRule
+from ramify.models.decoder import Decoder, Layer
+
+
+class _PackedLayer:
+    def __init__(self, library: Library, layer: Layer) -> None:
+        self.layer = layer
+        self.qkv = PackedLinear(library, layer.qkv)
+        self.output = PackedLinear(library, layer.output)
+        self.gate_up = PackedLinear(library, layer.gate_up, gated=True)
+        self.down = PackedLinear(library, layer.down)
+
+
+class CpuLayers:
+    """float32 on a CPU. Weights are packed here and now, so that no request waits for it, or fails for memory."""
+
+    def __init__(self, library: Library, decoder: Decoder, pool: KVPool, sharing: SharingRule = SHARING) -> None:
+        self.decoder = decoder
+        self.pool = pool
+        self.device = decoder.device
+        self.vocab_size = decoder.arch.vocab_size
+        self.sharing = sharing
+        self._library = library
+        self._attention = CpuAttention(library, pool, decoder.arch.num_heads)
+        self._layers = [_PackedLayer(library, layer) for layer in decoder.layers]
+        self._head = PackedLinear(library, decoder.head)
+        self._buffers: dict[str, Tensor] = {}
+        for packed in self._layers:
+            for linear in (packed.qkv, packed.output, packed.gate_up, packed.down):
+                linear.pack()
+        self._head.pack()
+
+    def prepare(self, reads: Reads) -> None:
+        self._reads = reads
+        self._whole = self._attention.items(reads)
+
+    def forward(self, batch: Batch, rows: Sequence[int] | None = None) -> Tensor:
+        """Batch of T rows -> hidden states after the last norm (R, hidden)."""
+        decoder, arch, total = self.decoder, self.decoder.arch, len(batch.token_ids)
+        angles = batch.positions.float()[:, None] * decoder.frequencies  # (T, head_dim / 2)
+        turns = (angles.cos() * arch.rope.attention_factor, angles.sin() * arch.rope.attention_factor)
+
+        residual = self._buffer("residual", total, arch.hidden_size)
+        torch.index_select(decoder.embedding, 0, batch.token_ids, out=residual)
+        qkv = self._buffer("qkv", total, arch.num_heads + 2 * arch.num_kv_heads, arch.head_dim)
+        attended = self._buffer("attended", total, arch.num_heads * arch.head_dim)
+        for index, packed in enumerate(self._layers):
+            x = self._norm(residual, packed.layer.input_norm)
+            packed.qkv.multiply(x, qkv)
+            self._turn_and_keep(index, qkv, turns, batch.slots)
+            if index == arch.num_layers - 1 and rows is not None:
+                if not rows:
+                    return residual[:0]
+                self._attention.attend(self._attention.items(self._reads.of_rows(rows)), index, qkv, attended)
+                selected = torch.tensor(rows)
+                residual, attended = residual[selected], attended[selected]
+            else:
+                self._attention.attend(self._whole, index, qkv, attended)
+            packed.output.multiply(attended, residual, Ending.ADD)
+            x = self._norm(residual, packed.layer.post_norm)
+            inner = self._buffer("inner", len(x), arch.intermediate_size)
+            packed.gate_up.multiply(x, inner, Ending.GATED)
+            packed.down.multiply(inner, residual, Ending.ADD)
+        return self._norm(residual, decoder.final_norm)
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """(R, hidden) -> (R, vocabulary)"""
+        logits = torch.empty(hidden.shape[0], self.vocab_size) if out is None else out
+        self._head.multiply(hidden.contiguous(), logits)
+        return logits
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """In a buffer that the next norm will write to."""
+        out = self._buffer("norm", len(x), x.shape[1])
+        epsilon, threads = self.decoder.arch.rms_norm_eps, torch.get_num_threads()
+        self._library.norm(x.data_ptr(), weight.data_ptr(), epsilon, out.data_ptr(), *x.shape, threads)
+        return out
+
+    def _turn_and_keep(self, index: int, qkv: Tensor, turns: tuple[Tensor, Tensor], slots: Tensor) -> None:
+        """Queries are turned where they lie; keys are turned into the pool, values copied."""
+        arch, layer = self.decoder.arch, self.decoder.layers[index]
+        cosines, sines = turns
+        self._library.turn_and_keep(
+            qkv.data_ptr(),
+            cosines.data_ptr(),
+            sines.data_ptr(),
+            None if layer.query_norm is None else layer.query_norm.data_ptr(),
+            None if layer.key_norm is None else layer.key_norm.data_ptr(),
+            arch.rms_norm_eps,
+            slots.data_ptr(),
+            self.pool.layers[index].data_ptr(),
+            qkv.shape[0],
+            arch.num_heads,
+            arch.num_kv_heads,
+            arch.head_dim,
+            torch.get_num_threads(),
+        )
+
+    def _buffer(self, name: str, rows: int, *shape: int) -> Tensor:
+        """Kept from step to step: fresh memory would be mapped anew, page by page."""
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < rows:
+            buffer = self._buffers[name] = torch.empty(rows, *shape)
+        return buffer[:rows]

@@ -1,0 +1,56 @@
+"""The compiled functions as Python calls them: pointers and whole numbers, whose callers see to shapes and lifetimes.
+
+A call releases Python's lock and runs on as many threads as torch would.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ramify.cpu.compiler import NoCompilerError, compiled
+
+_POINTER, _LONG, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
+
+_SIGNATURES: dict[str, tuple[list[Any], Any]] = {
+    "tile_columns": ([], _LONG),
+    # weight, panels, rows, depth, num_panels, is_gated, threads
+    "pack": ([_POINTER] * 2 + [_LONG] * 5, None),
+    # x, panels, bias, out, rows, depth, columns, num_panels, ending, threads
+    "multiply_packed": ([_POINTER] * 4 + [_LONG] * 6, None),
+    # x, weight, epsilon, out, rows, columns, threads
+    "norm": ([_POINTER] * 2 + [_DOUBLE, _POINTER] + [_LONG] * 3, None),
+    # qkv, cosines, sines, query_norm, key_norm, epsilon, slots, pool, rows, heads, kv_heads, head_dim, threads
+    "turn_and_keep": ([_POINTER] * 5 + [_DOUBLE] + [_POINTER] * 2 + [_LONG] * 5, None),
+    # queries, heads, head_dim
+    "attention_scratch": ([_LONG] * 3, _LONG),
+    # queries, query_stride, pool, out, scores, order, tables, items, num_shared, num_items,
+    # heads, kv_heads, head_dim, block_size, scratch, scratch_size, threads
+    "attend": ([_POINTER, _LONG] + [_POINTER] * 6 + [_LONG] * 6 + [_POINTER] + [_LONG] * 2, None),
+}
+
+
+class Library:
+    def __init__(self, path: Path) -> None:
+        try:
+            functions = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise NoCompilerError(f"the library cannot be loaded: {error}") from None
+        for name, (arguments, result) in _SIGNATURES.items():
+            function = getattr(functions, name)
+            function.argtypes, function.restype = arguments, result
+        self.pack = functions.pack
+        self.multiply_packed = functions.multiply_packed
+        self.norm = functions.norm
+        self.turn_and_keep = functions.turn_and_keep
+        self.attention_scratch = functions.attention_scratch
+        self.attend = functions.attend
+        self.tile_columns: int = functions.tile_columns()
+
+
+def load(say: Callable[[str], None], architecture: str = "native") -> Library:
+    """Raises NoCompilerError where the kernels cannot be had."""
+    with compiled(say, architecture) as path:
+        return Library(path)

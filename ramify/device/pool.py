@@ -1,0 +1,111 @@
+"""The tensors behind the blocks of one model: keys and values of every layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.engine.plan import BlockCopy, Work
+from ramify.models.families import Architecture
+
+
+class KVPool:
+    """kv is (layers, slots, 2, kv_heads, head_dim): a slot is one position, keys first, then values.
+
+    On a CPU a slot takes no memory before it is first written. The host memory for swapped-out blocks is allocated when
+    the first block goes there.
+    """
+
+    def __init__(
+        self,
+        arch: Architecture,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        num_host_blocks: int = 0,
+    ) -> None:
+        self.block_size = block_size
+        self.num_host_blocks = num_host_blocks
+        shape = (arch.num_layers, num_blocks * block_size, 2, arch.num_kv_heads, arch.head_dim)
+        self.kv = _zeros(shape, dtype, device)
+        # (layers, num_blocks, block_size, 2, kv_heads, head_dim): the same memory, block by block.
+        self.blocks = self.kv.view(arch.num_layers, num_blocks, block_size, *shape[2:])
+        # Making a view costs as much as a small product, so each layer's views are made once.
+        self.layers = self.kv.unbind(0)
+        self.layer_blocks = self.blocks.unbind(0)
+        self._host_blocks: Tensor | None = None
+
+    def move(self, work: Work) -> None:
+        """This order is the scheduler's promise: a block may be read by one of these and then be another's target."""
+        self.swap_out(work.swaps_out)
+        self.copy_blocks(work.copies)
+        self.swap_in(work.swaps_in)
+        self.copy_blocks(work.late_copies)
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """slots (T,), keys and values (T, kv_heads, head_dim)."""
+        self.layers[layer].index_copy_(0, slots, torch.stack((keys, values), dim=1))
+
+    def views(self, blocks: slice, length: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Keys and values of the first `length` slots of consecutive blocks, layer by layer.
+
+        Each is (1, kv_heads, length, head_dim).
+        """
+        start = blocks.start * self.block_size
+        keys, values = self.kv[:, start : start + length].permute(2, 0, 3, 1, 4).unsqueeze(2).unbind(0)
+        return keys.unbind(0), values.unbind(0)
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Zeroes blocks: a NaN left there by an earlier owner would come through any mask."""
+        if blocks:
+            self.blocks.index_fill_(1, self._tensor(blocks), 0)
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Gives each target block its source's content, in all layers."""
+        if copies:
+            sources, targets = self._tensor(copies).unbind(1)
+            self.blocks.index_copy_(1, targets, self.blocks.index_select(1, sources))
+
+    def swap_out(self, copies: Sequence[BlockCopy]) -> None:
+        """From device blocks to host blocks."""
+        if copies:
+            sources, targets = self._tensor(copies).unbind(1)
+            self._host().index_copy_(1, targets.cpu(), self.blocks.index_select(1, sources).cpu())
+
+    def swap_in(self, copies: Sequence[BlockCopy]) -> None:
+        """From host blocks to device blocks."""
+        if copies:
+            sources, targets = self._tensor(copies).unbind(1)
+            content = self._host().index_select(1, sources.cpu()).to(self.kv.device)
+            self.blocks.index_copy_(1, targets, content)
+
+    def _host(self) -> Tensor:
+        if self._host_blocks is None:
+            layers, _, *rest = self.blocks.shape
+            shape = (layers, self.num_host_blocks, *rest)
+            if self.kv.device.type == "cuda":
+                self._host_blocks = torch.zeros(shape, dtype=self.kv.dtype, pin_memory=True)
+            else:
+                self._host_blocks = _zeros(shape, self.kv.dtype, self.kv.device)
+        return self._host_blocks
+
+    def _tensor(self, numbers: Sequence[int] | Sequence[BlockCopy]) -> Tensor:
+        return torch.tensor(numbers, device=self.kv.device)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU as pages that the system maps at the first write (torch.zeros would write them all)."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(shape)
+
+
+def bytes_per_block(arch: Architecture, block_size: int, dtype: torch.dtype) -> int:
+    return 2 * arch.num_layers * block_size * arch.num_kv_heads * arch.head_dim * dtype.itemsize

@@ -1,0 +1,321 @@
+"""AsyncEngine: an engine core stepped by one thread, its outputs as asynchronous streams.
+
+    event loop                            engine thread
+      submit(request) ---- inbox ------->   add_request
+      abort(request_id) -- inbox ------->   abort
+                                            step, as long as anything is unfinished
+      RequestStream <--- mailbox --------   outputs of the step
+
+After the start only the engine thread changes the core; `check` and `stats` may read it from others. A mailbox holds
+one output. One that is still there when the next comes is merged with it, so a slow reader gets several tokens at once
+and costs the engine neither time nor memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from ramify.drive.merging import merged
+from ramify.engine.metrics import IterationStats
+from ramify.engine.request import Request
+from ramify.errors import EngineClosedError, EngineFaultError, InvalidInputError, RamifyError
+from ramify.outputs import RequestOutput
+
+_log = logging.getLogger(__name__)
+
+
+class Core(Protocol):
+    """What the engine thread drives: an EngineCore, or a stand-in for one."""
+
+    @property
+    def last_step(self) -> IterationStats: ...
+
+    def add_request(self, request: Request) -> None: ...
+
+    def abort(self, request_id: str) -> RequestOutput | None: ...
+
+    def has_unfinished(self) -> bool: ...
+
+    def step(self) -> list[RequestOutput]: ...
+
+    def stats(self) -> dict[str, int]: ...
+
+
+class Observer(Protocol):
+    """Is called in the engine thread after each step and each finished request, so it must be quick."""
+
+    def stepped(self, step: IterationStats) -> None: ...
+
+    def ended(self, output: RequestOutput) -> None: ...
+
+
+class Mailbox:
+    """What a reader has not fetched yet: one output, or the reason why none will come.
+
+    Written under the engine's lock; `arrived` is set in the reader's event loop.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.loop = asyncio.get_running_loop()
+        self.arrived = asyncio.Event()
+        self.output: RequestOutput | None = None
+        self.failure: RamifyError | None = None
+        self.is_known_to_core = False
+
+    def put(self, output: RequestOutput) -> None:
+        self.output = merged(self.output, output, self.request.sampling_params.output_kind)
+
+    def fail(self, failure: RamifyError) -> None:
+        self.output, self.failure = None, failure
+
+
+class RequestStream(AsyncIterator[RequestOutput]):
+    """The outputs of one request, as they come; closing or dropping the stream early aborts the request.
+
+    Deltas that were not fetched in time arrive joined. The last output is the one with `finished`.
+    """
+
+    def __init__(self, engine: AsyncEngine, mailbox: Mailbox) -> None:
+        self._engine = engine
+        self._mailbox = mailbox
+        self._over = False
+
+    @property
+    def request(self) -> Request:
+        return self._mailbox.request
+
+    async def __anext__(self) -> RequestOutput:
+        if self._over:
+            raise StopAsyncIteration
+        try:
+            output = await self._engine.fetch(self._mailbox)
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        except RamifyError:
+            self._over = True
+            raise
+        self._over = output.finished
+        return output
+
+    async def final(self) -> RequestOutput:
+        """Reads to the end and returns all outputs merged into one."""
+        everything: RequestOutput | None = None
+        async for output in self:
+            everything = merged(everything, output, self.request.sampling_params.output_kind)
+        if everything is None:
+            raise InvalidInputError("this stream has been read to its end already")
+        return everything
+
+    def close(self) -> None:
+        """Ends reading: the request is aborted, and its blocks are free after the present step."""
+        if not self._over:
+            self._over = True
+            self._engine.abort(self.request.request_id)
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class AsyncEngine:
+    """Drives a core from a thread of its own, for any number of event loops and requests."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._lock = threading.Lock()
+        self._called = threading.Condition(self._lock)
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._awakened: dict[asyncio.AbstractEventLoop, set[Mailbox]] = {}
+        self._observers: list[Observer] = []
+        self._accepts = True
+        self._stops = False
+        self._is_sound = True
+        self._thread = threading.Thread(target=self._run, name="ramify-engine", daemon=True)
+        self._thread.start()
+        atexit.register(self.stop)  # a thread that computes while the interpreter shuts down may crash the process
+
+    # -- for callers, from any thread ------------------------------------------------------------------------
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were submitted and have not ended."""
+        return len(self._mailboxes)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it takes requests and its last step did not fail."""
+        return self._accepts and self._is_sound and self._thread.is_alive()
+
+    def observe(self, observer: Observer) -> None:
+        self._observers.append(observer)
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start and the state of queue and cache."""
+        return self._core.stats()
+
+    def submit(self, request: Request) -> RequestStream:
+        """Queues a request made by an intake; call it inside an event loop."""
+        mailbox = Mailbox(request)
+        with self._lock:
+            if not self._accepts:
+                raise EngineClosedError("the engine has been shut down")
+            if request.request_id in self._mailboxes:
+                raise InvalidInputError(f"request_id {request.request_id!r} is in use")
+            self._mailboxes[request.request_id] = mailbox
+            self._inbox.append(lambda: self._add(mailbox))
+            self._called.notify()
+        return RequestStream(self, mailbox)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request in whatever state it is; its reader gets what there is, with finish_reason "abort".
+
+        Takes no lock, since Python may call it from a destructor at any moment. The engine thread need not be woken:
+        while a request is unfinished, it looks into its inbox before every step.
+        """
+        if request_id in self._mailboxes:
+            self._inbox.append(lambda: self._abort(request_id))
+
+    def abort_all(self) -> None:
+        for request_id in list(self._mailboxes):
+            self.abort(request_id)
+
+    async def fetch(self, mailbox: Mailbox) -> RequestOutput:
+        """Waits until the mailbox holds an output and takes it; raises what ended the request if none will come."""
+        while True:
+            with self._lock:
+                mailbox.arrived.clear()
+                output, mailbox.output = mailbox.output, None
+                if output is not None:
+                    return output
+                if mailbox.failure is not None:
+                    raise mailbox.failure
+            await mailbox.arrived.wait()
+
+    async def shutdown(self, grace_seconds: float = 0.0) -> None:
+        """Refuses new requests, lets running ones go on for the grace time, aborts the rest, ends the thread."""
+        self.close_intake()
+        deadline = asyncio.get_running_loop().time() + grace_seconds
+        while self._mailboxes and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(self.stop)
+
+    def close_intake(self) -> None:
+        """Refuses every new request with EngineClosedError from now on."""
+        with self._lock:
+            self._accepts = False
+
+    def stop(self) -> None:
+        """Aborts unfinished requests and ends the thread; returns when it has ended."""
+        with self._lock:
+            self._accepts, self._stops = False, True
+            self._called.notify()
+        atexit.unregister(self.stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    # -- the engine thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._do_inbox():
+                self._step()
+            for request_id in list(self._mailboxes):
+                self._abort(request_id)
+        except BaseException as error:  # whatever it was, no reader may wait for a thread that is gone
+            _log.exception("the engine thread ended")
+            with self._lock:
+                self._accepts = False
+            self._fail(list(self._mailboxes.values()), _fault(error))
+
+    def _do_inbox(self) -> bool:
+        """Does what was asked since the last step and waits until there is work; returns whether to go on."""
+        while True:
+            while self._inbox:
+                self._inbox.popleft()()
+            if self._stops:
+                return False
+            if self._core.has_unfinished():
+                return True
+            with self._lock:
+                if not self._inbox and not self._stops:
+                    self._called.wait()
+
+    def _step(self) -> None:
+        try:
+            outputs = self._core.step()
+        except Exception as error:  # the core has ended all its requests and can go on with new ones
+            _log.exception("a step failed")
+            self._is_sound = False
+            mailboxes = list(self._mailboxes.values())
+            self._fail([mailbox for mailbox in mailboxes if mailbox.is_known_to_core], _fault(error))
+            return
+        self._is_sound = True
+        for observer in self._observers:
+            observer.stepped(self._core.last_step)
+        self._deliver(outputs)
+
+    def _add(self, mailbox: Mailbox) -> None:
+        try:
+            self._core.add_request(mailbox.request)
+            mailbox.is_known_to_core = True
+        except RamifyError as error:
+            self._fail([mailbox], error)
+
+    def _abort(self, request_id: str) -> None:
+        output = self._core.abort(request_id)
+        if output is not None:
+            self._deliver([output])
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        with self._lock:
+            for output in outputs:
+                mailbox = self._mailboxes[output.request_id]
+                if output.finished:
+                    del self._mailboxes[output.request_id]
+                mailbox.put(output)
+                self._awaken(mailbox)
+        for output in outputs:
+            if output.finished:
+                for observer in self._observers:
+                    observer.ended(output)
+
+    def _fail(self, mailboxes: list[Mailbox], failure: RamifyError) -> None:
+        with self._lock:
+            for mailbox in mailboxes:
+                del self._mailboxes[mailbox.request.request_id]
+                mailbox.fail(failure)
+                self._awaken(mailbox)
+
+    def _awaken(self, mailbox: Mailbox) -> None:
+        """Wakes a reader. One call into an event loop wakes all that wait there, so a busy loop is not flooded."""
+        awakened = self._awakened.get(mailbox.loop)
+        if awakened is not None:
+            awakened.add(mailbox)
+            return
+        self._awakened[mailbox.loop] = {mailbox}
+        try:
+            mailbox.loop.call_soon_threadsafe(self._ring, mailbox.loop)
+        except RuntimeError:  # that loop is closed: nobody reads there any more
+            del self._awakened[mailbox.loop]
+
+    def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Runs in the event loop: wakes the readers whose mailboxes were filled."""
+        with self._lock:
+            for mailbox in self._awakened.pop(loop):
+                mailbox.arrived.set()
+
+
+def _fault(error: BaseException) -> EngineFaultError:
+    # Only the kind of error: its message may hold what a remote client should not read.
+    return EngineFaultError(f"the engine failed in a step ({type(error).__name__})")

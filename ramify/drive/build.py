@@ -1,0 +1,234 @@
+"""From a configuration to an engine: models, caches, scheduler, device and core, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ramify.config import EngineConfig, MixtureConfig
+from ramify.cpu.compiler import NoCompilerError
+from ramify.cpu.cpu_layers import CpuLayers
+from ramify.cpu.library import load
+from ramify.device.layers import Layers, TorchLayers
+from ramify.device.pool import KVPool
+from ramify.device.sizing import num_blocks, num_host_blocks
+from ramify.device.step import DeviceStep
+from ramify.drive.intake import Intake
+from ramify.drive.pair_intake import PairIntake, Side
+from ramify.engine.blocks import BlockManager
+from ramify.engine.core import Device, EngineCore
+from ramify.engine.scheduler import Scheduler
+from ramify.errors import InvalidInputError
+from ramify.models.decoder import Decoder
+from ramify.models.linear import may_be_kept_twice
+from ramify.models.loader import ModelLoader
+from ramify.sampling.mixing import Mixer
+from ramify.text.codec import TextCodec
+from ramify.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One model, ready to be driven: `intake` makes the requests that `core` serves."""
+
+    config: EngineConfig
+    decoder: Decoder
+    codec: TextCodec
+    core: EngineCore
+    intake: Intake
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class PairEngine:
+    """A teacher and a student, ready to be driven together. They may be one checkpoint, which is then held once."""
+
+    config: EngineConfig  # the teacher's
+    decoders: tuple[Decoder, ...]
+    codec: TextCodec
+    core: EngineCore
+    intake: PairIntake
+    max_model_len: int
+
+
+def build_engine(config: EngineConfig, say: Callable[[str], None]) -> Engine:
+    decoder, tokenizer = ModelLoader(config, say).load_model_and_tokenizer()
+    codec = TextCodec(tokenizer)
+    max_model_len = config.model_config.resolve_max_model_len(decoder.arch.max_position_embeddings)
+    core = _assemble(
+        config,
+        [decoder],
+        codec=codec,
+        eos_token_ids=_end_token_ids(decoder, tokenizer),
+        max_model_len=max_model_len,
+        say=say,
+    )
+    intake = Intake(
+        codec,
+        vocab_size=decoder.arch.vocab_size,
+        max_logprobs=config.model_config.max_logprobs,
+        check_request=core.check,
+    )
+    return Engine(config, decoder, codec, core, intake, max_model_len)
+
+
+def build_pair(
+    teacher: EngineConfig,
+    theta: EngineConfig,
+    mixture: MixtureConfig,
+    *,
+    system_prompts: tuple[str | None, str | None] = (None, None),
+    enable_chat_template: bool = False,
+    say: Callable[[str], None],
+) -> PairEngine:
+    """Both configurations differ in their model alone; where they name the same files, those are loaded once."""
+    loaders = [ModelLoader(config, say) for config in (teacher, theta)]
+    tokenizers = [loader.load_tokenizer() for loader in loaders]
+    is_one = loaders[0].path.resolve() == loaders[1].path.resolve()
+    decoders = [loader.load_model() for loader in loaders[: 1 if is_one else 2]]
+    vocab_size = check_same_tokens(tokenizers, [decoder.arch.vocab_size for decoder in decoders])
+    lengths = [teacher.model_config.resolve_max_model_len(each.arch.max_position_embeddings) for each in decoders]
+    codecs = [TextCodec(tokenizer) for tokenizer in tokenizers]
+    codec = codecs[0] if tokenizers[0] is not None else codecs[1]
+    ends = frozenset[int]().union(
+        *(_end_token_ids(decoders[-role], tokenizer) for role, tokenizer in enumerate(tokenizers))
+    )
+    special = codec.tokenizer.special_token_ids if codec.tokenizer is not None else frozenset[int]()
+    mixer = Mixer(mixture, ends | special)
+    core = _assemble(
+        teacher,
+        decoders,
+        codec=codec,
+        eos_token_ids=ends,
+        max_model_len=min(lengths),
+        mixer=mixer,
+        say=say,
+    )
+    intake = PairIntake(
+        *(Side(each, system, enable_chat_template) for each, system in zip(codecs, system_prompts, strict=True)),
+        codec=codec,
+        theta_model=len(decoders) - 1,
+        vocab_size=vocab_size,
+        max_logprobs=teacher.model_config.max_logprobs,
+        check_request=core.check,
+    )
+    return PairEngine(teacher, tuple(decoders), codec, core, intake, min(lengths))
+
+
+def check_same_tokens(tokenizers: Sequence[Tokenizer | None], vocab_sizes: Sequence[int]) -> int:
+    """The size of the common vocabulary; models may pad it differently, but an id must mean the same token in both."""
+    known = [tokenizer for tokenizer in tokenizers if tokenizer is not None]
+    if len(known) < 2:
+        if len(set(vocab_sizes)) > 1:
+            raise InvalidInputError(
+                f"teacher and theta must have the same tokens; without two tokenizers only their vocabularies can be "
+                f"compared, and these have {vocab_sizes[0]} and {vocab_sizes[1]} entries"
+            )
+        return min(vocab_sizes)
+    one, other = (tokenizer.backend.get_vocab(with_added_tokens=True) for tokenizer in known)
+    if one != other:
+        differing = sorted(one.items() ^ other.items(), key=lambda item: item[1])
+        token, token_id = differing[0]
+        raise InvalidInputError(
+            f"teacher and theta must have the same tokenizer: an id must mean the same token to both, and they differ "
+            f"in {len(differing)} entries, the first {token!r} ({token_id})"
+        )
+    return min(vocab_sizes)
+
+
+def _end_token_ids(decoder: Decoder, tokenizer: Tokenizer | None) -> frozenset[int]:
+    return decoder.arch.eos_token_ids | (frozenset() if tokenizer is None else tokenizer.eos_token_ids)
+
+
+def _assemble(
+    config: EngineConfig,
+    decoders: Sequence[Decoder],
+    *,
+    codec: TextCodec,
+    eos_token_ids: frozenset[int],
+    max_model_len: int,
+    mixer: Mixer | None = None,
+    say: Callable[[str], None],
+) -> EngineCore:
+    cache, limits = config.cache_config, config.scheduler_config
+    max_num_batched_tokens = limits.resolve_max_num_batched_tokens(on_gpu=decoders[0].device.type == "cuda")
+    blocks = num_blocks(
+        cache,
+        decoders,
+        num_tracks=1 if mixer is None else 2,
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+    host_blocks = num_host_blocks(cache, decoders) if limits.preemption_mode == "swap" else 0
+    pools = [
+        KVPool(each.arch, blocks, cache.block_size, each.dtype, each.device, num_host_blocks=host_blocks)
+        for each in decoders
+    ]
+    managers = [
+        BlockManager(
+            blocks,
+            cache.block_size,
+            enable_prefix_caching=cache.enable_prefix_caching,
+            num_host_blocks=host_blocks,
+        )
+        for _ in decoders
+    ]
+    has_tokenizer = codec.tokenizer is not None
+    return EngineCore(
+        Scheduler(
+            managers,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            enable_chunked_prefill=limits.enable_chunked_prefill,
+            max_model_len=max_model_len,
+            preemption_mode=limits.preemption_mode,
+        ),
+        _device(config, decoders, pools, max_model_len=max_model_len, mixer=mixer, say=say),
+        seed=config.model_config.seed,
+        eos_token_ids=eos_token_ids,
+        make_text=codec.make_stream,
+        encode_words=codec.encode_words if has_tokenizer else None,
+        decode=codec.decode_token if has_tokenizer else None,
+    )
+
+
+def _device(
+    config: EngineConfig,
+    decoders: Sequence[Decoder],
+    pools: Sequence[KVPool],
+    *,
+    max_model_len: int,
+    mixer: Mixer | None,
+    say: Callable[[str], None],
+) -> Device:
+    """What runs plans where the models are: kernels on a GPU, kernels of our own or torch's operators on a CPU."""
+    mode, max_num_seqs = config.model_config.logprobs_mode, config.scheduler_config.max_num_seqs
+    if decoders[0].device.type == "cpu":
+        layers = _cpu_layers(decoders, pools, use_native=not config.model_config.enforce_eager, say=say)
+        return DeviceStep(layers, max_num_seqs=max_num_seqs, logprobs_mode=mode, mixer=mixer)
+    from ramify.gpu.gpu_step import gpu_step  # needs Triton, which only a GPU needs
+
+    return gpu_step(
+        list(zip(decoders, pools, strict=True)),
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        logprobs_mode=mode,
+        mixer=mixer,
+        use_graphs=not config.model_config.enforce_eager,
+    )
+
+
+def _cpu_layers(
+    decoders: Sequence[Decoder], pools: Sequence[KVPool], *, use_native: bool, say: Callable[[str], None]
+) -> Sequence[Layers]:
+    """Our kernels are in float32 and want a second, packed copy of all weights."""
+    num_bytes = sum(decoder.num_bytes for decoder in decoders)
+    pairs = list(zip(decoders, pools, strict=True))
+    if use_native and all(may_be_kept_twice(decoder.head.weight, num_bytes) for decoder in decoders):
+        try:
+            library = load(say)
+            return [CpuLayers(library, *pair) for pair in pairs]
+        except NoCompilerError as error:
+            say(f"Without the CPU's kernels, on torch's operators: {error}")
+    return [TorchLayers(*pair) for pair in pairs]

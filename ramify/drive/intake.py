@@ -1,0 +1,147 @@
+"""Intake: callers' prompts and parameters to requests that the engine can serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any, TypedDict
+
+from ramify import validation as check
+from ramify.engine.request import Request
+from ramify.errors import InvalidInputError
+from ramify.sampling_params import SamplingParams
+from ramify.text.codec import Message, TextCodec
+
+
+class TextPrompt(TypedDict):
+    prompt: str
+
+
+class TokenPrompt(TypedDict):
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokenPrompt
+
+
+class Intake:
+    """Makes requests for one model; a bad prompt or parameter raises here, before the engine sees it.
+
+    `check_request` raises if the engine could never serve the request. Safe to call from several threads.
+    """
+
+    def __init__(
+        self,
+        codec: TextCodec,
+        *,
+        vocab_size: int,
+        max_logprobs: int,
+        check_request: Callable[[Request], None],
+    ) -> None:
+        self.codec = codec
+        self.vocab_size = vocab_size
+        self.max_logprobs = max_logprobs
+        self._check_request = check_request
+        self._numbers = count()
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        add_special_tokens: bool = True,
+        priority: int = 0,
+    ) -> Request:
+        """From text, token ids, or a dict that holds one of them."""
+        prompt = plain(prompt)
+        if not isinstance(prompt, str):
+            return self._make(params, request_id, priority, text=None, token_ids=self._checked(prompt))
+        token_ids = self.codec.encode(prompt, add_special_tokens=add_special_tokens)
+        return self._make(params, request_id, priority, text=prompt, token_ids=self._checked(token_ids))
+
+    def chat_request(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+        priority: int = 0,
+    ) -> Request:
+        """From a conversation; the chat template itself writes the special tokens."""
+        text = self.codec.render_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            chat_template_kwargs=chat_template_kwargs,
+            chat_template=chat_template,
+        )
+        token_ids = self.codec.encode(text, add_special_tokens=False)
+        return self._make(params, request_id, priority, text=text, token_ids=self._checked(token_ids))
+
+    def check_params(self, params: SamplingParams) -> None:
+        if not isinstance(params, SamplingParams):
+            raise check.refuse("sampling_params", params, "SamplingParams")
+        params.check_against(vocab_size=self.vocab_size, max_logprobs=self.max_logprobs)
+
+    def _checked(self, token_ids: object, name: str = "prompt") -> list[int]:
+        ids = check.token_ids(f"{name}_token_ids", token_ids, 2**31, self.vocab_size)
+        if not ids:
+            raise InvalidInputError(f"{name} must not be empty: it has no tokens")
+        return list(ids)
+
+    def _make(
+        self,
+        params: SamplingParams,
+        request_id: str | None,
+        priority: int,
+        *,
+        text: str | None,
+        token_ids: list[int],
+        other_prompts: Iterable[tuple[int, list[int]]] = (),
+    ) -> Request:
+        self.check_params(params)
+        name = f"request-{next(self._numbers)}" if request_id is None else check.text("request_id", request_id, 256)
+        priority = check.integer("priority", priority)
+        request = Request(name, text, token_ids, params, priority=priority, other_prompts=other_prompts)
+        self._check_request(request)
+        return request
+
+
+def plain(prompt: Prompt) -> str | Sequence[int]:
+    """The text or token ids, taken out of their dict if they came in one."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    fields: Mapping[str, Any] = prompt
+    if set(fields) not in ({"prompt"}, {"prompt_token_ids"}):
+        raise InvalidInputError(
+            f"a prompt given as a dict must have the one key prompt or prompt_token_ids, got {sorted(fields)}"
+        )
+    [value] = fields.values()
+    return value  # type: ignore[no-any-return]
+
+
+def as_prompts(prompts: Any) -> list[Prompt]:
+    """A list of prompts, from many or from one: a string, a dict or a list of integers is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]  # type: ignore[list-item]
+    if not isinstance(prompts, Iterable):
+        raise check.refuse("prompts", prompts, "text, token ids, or a list of these")
+    listed = list(prompts)
+    if listed and all(isinstance(entry, int) for entry in listed):
+        return [listed]
+    return listed
+
+
+def one_for_each(name: str, given: Any, prompts: Sequence[Any], kind: type) -> list[Any]:
+    """A list with one value per prompt, from such a list or from one value for all."""
+    if isinstance(given, kind):
+        return [given] * len(prompts)
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise check.refuse(name, given, f"one {kind.__name__}, or a list with one per prompt")
+    values = list(given)
+    if len(values) != len(prompts):
+        raise InvalidInputError(f"{name} must be one, or one per prompt: got {len(values)} for {len(prompts)} prompts")
+    return values

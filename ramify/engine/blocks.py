@@ -1,0 +1,303 @@
+"""BlockManager: the one owner of the block tables and reference counts of one model's KV pool.
+
+    parent  [7][2][5]          After fork(parent, child) both tables name the same blocks, with a reference count of 2.
+    child   [7][2][5]          Whoever writes first into the partly filled block 5 gets a block of its own and a copy
+                               to make (copy-on-write); the other keeps 5.
+
+A block with reference count 0 is free. If it is cached (the prefix index knows its content), it can be found until it
+is reused. Uncached blocks are reused first, newest first; then cached ones, least recently freed first. A table is
+freed from its end, so that the end of a prompt is evicted before its beginning. Questions (`num_free`, `table`,
+`find`, …) never change anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ramify.engine.prefix import ROOT, Entry, PrefixIndex
+from ramify.errors import CacheExhaustedError, InvalidInputError
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedBlock:
+    """A block of a swapped-out track: still on the device, because others hold it too, or in host memory."""
+
+    block: int
+    on_device: bool
+
+
+class BlockManager:
+    """Gives blocks to tracks and shares them between forks and equal prefixes; what nobody holds any more is free."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = False, num_host_blocks: int = 0
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.num_host_blocks = num_host_blocks
+        self._free = list(reversed(range(num_blocks)))  # a stack: the memory touched last is reused first
+        self._free_cached: OrderedDict[int, None] = OrderedDict()  # least recently freed first
+        self._free_host: deque[int] = deque(range(num_host_blocks))
+        self._counts = [0] * num_blocks
+        self._host_counts = [0] * num_host_blocks
+        self._tables: dict[str, list[int]] = {}
+        self._frozen: dict[str, tuple[int, ...]] = {}  # the same tables, as others see them
+        self._swapped: dict[str, list[SwappedBlock]] = {}
+        self._index = PrefixIndex(block_size) if enable_prefix_caching else None
+        self._chains: dict[str, list[int]] = {}  # by track: its leading blocks' numbers in the index
+
+    # -- questions -------------------------------------------------------------------------------------------
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free) + len(self._free_cached)
+
+    @property
+    def num_in_use(self) -> int:
+        return self.num_blocks - self.num_free
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def table(self, key: str) -> tuple[int, ...]:
+        """The same tuple object for as long as the table does not change."""
+        return self._frozen.get(key, ())
+
+    def open_table(self, key: str, position: int) -> tuple[int, ...] | None:
+        """The table, if the track alone holds the block of this position, as in almost every decode; else None."""
+        table, index = self._frozen.get(key, ()), position // self.block_size
+        return table if index < len(table) and self._counts[table[index]] == 1 else None
+
+    def num_new_blocks(self, key: str, start: int, end: int) -> int:
+        """How many blocks `extend(key, start, end)` would take."""
+        table = self._tables.get(key, ())
+        if self._is_open(table, start, end):
+            return 0
+        first, last = start // self.block_size, self.blocks_for(end)
+        shared = sum(self._counts[block] > 1 for block in table[first:last])
+        return shared + last - max(first, min(last, len(table)))
+
+    def num_new_blocks_of(self, extents: Iterable[tuple[str, int, int]]) -> int:
+        """How many blocks `extend` would take for these (key, start, end) in turn.
+
+        Of the tracks that share a block, all but the last one to write take a new block. For tracks that are swapped
+        out, the blocks that swapping in takes are not counted.
+        """
+        total = 0
+        left: dict[int | SwappedBlock, int] = {}  # holders of shared blocks that have not written yet
+        for key, start, end in extents:
+            held: Sequence[int | SwappedBlock] = (
+                self._swapped[key] if key in self._swapped else self._tables.get(key, ())
+            )
+            first, last = start // self.block_size, self.blocks_for(end)
+            for block in held[first:last]:
+                holders = left.get(block, self._num_holders(block))
+                if holders > 1:
+                    total += 1
+                    left[block] = holders - 1
+            total += last - max(first, min(last, len(held)))
+        return total
+
+    def find(self, tokens: Sequence[int]) -> list[Entry]:
+        """Cached blocks for the beginning of `tokens`; at least the last token is always left to compute."""
+        return [] if self._index is None else self._index.find(tokens[:-1])
+
+    def num_free_without(self, found: Sequence[Entry]) -> int:
+        """How many blocks would be free after `adopt` of `found`."""
+        return self.num_free - sum(self._counts[entry.block] == 0 for entry in found)
+
+    def num_swapped(self, keys: Iterable[str]) -> int:
+        """How many blocks of these tracks are in host memory."""
+        swapped = {block for key in keys for block in self._swapped.get(key, ())}
+        return sum(not block.on_device for block in swapped)
+
+    def can_swap_out(self, keys: Iterable[str]) -> bool:
+        return len(self._only_held_by(keys)) <= len(self._free_host)
+
+    # -- changes ------------------------------------------------------------------------------------------------
+
+    def extend(self, key: str, start: int, end: int) -> list[tuple[int, int]]:
+        """Gives the track blocks of its own for positions start..end; returns (source, target) copies to make first."""
+        table = self._tables.get(key, [])
+        if self._is_open(table, start, end):
+            return []
+        if self.num_new_blocks(key, start, end) > self.num_free:
+            raise CacheExhaustedError(f"{key}: no blocks left for positions {start}..{end}")
+        if start > len(table) * self.block_size:
+            raise InvalidInputError(f"{key}: positions before {start} have no blocks yet")
+        self._tables[key] = table
+        copies = []
+        for index in range(start // self.block_size, self.blocks_for(end)):
+            if index == len(table):
+                table.append(self._take())
+            elif self._counts[table[index]] > 1:
+                shared, own = table[index], self._take()
+                self._counts[shared] -= 1
+                table[index] = own
+                if index * self.block_size < start:  # it also holds positions before `start`
+                    copies.append((shared, own))
+        self._frozen[key] = tuple(table)
+        return copies
+
+    def adopt(self, key: str, found: Sequence[Entry]) -> int:
+        """Gives the blocks that `find` found to a track without blocks; returns how many positions they cover."""
+        if self._tables.get(key):
+            raise InvalidInputError(f"{key} holds blocks already")
+        for entry in found:
+            if self._counts[entry.block] == 0:
+                del self._free_cached[entry.block]
+            self._counts[entry.block] += 1
+        self._tables[key] = [entry.block for entry in found]
+        self._frozen[key] = tuple(self._tables[key])
+        self._chains[key] = [entry.number for entry in found]
+        return len(found) * self.block_size
+
+    def publish(self, key: str, num_computed: int, tokens_between: Callable[[int, int], Sequence[int]]) -> None:
+        """Caches a track's full, computed blocks: from now on `find` finds them."""
+        if self._index is None:
+            return
+        chain, table = self._chains.setdefault(key, []), self._tables[key]
+        for index in range(len(chain), num_computed // self.block_size):
+            tokens = tuple(tokens_between(index * self.block_size, (index + 1) * self.block_size))
+            chain.append(self._index.add(chain[-1] if chain else ROOT, tokens, table[index]))
+
+    def fork(self, parent: str, child: str, num_blocks: int | None = None) -> None:
+        """The child shares all blocks of the parent, or the first `num_blocks` of them."""
+        if self._tables.get(child):
+            raise InvalidInputError(f"{child} holds blocks already")
+        self._tables[child] = table = self._tables.get(parent, [])[:num_blocks]
+        self._frozen[child] = self.table(parent)[:num_blocks]
+        self._chains[child] = self._chains.get(parent, [])[:num_blocks]
+        for block in table:
+            self._counts[block] += 1
+
+    def release(self, key: str) -> None:
+        """Frees what this track holds, on the device or swapped out; holding nothing is fine."""
+        self._drop(reversed(self._tables.pop(key, [])))
+        self._chains.pop(key, None)
+        self._frozen.pop(key, None)
+        for swapped in reversed(self._swapped.pop(key, [])):
+            if swapped.on_device:
+                self._drop([swapped.block])
+            else:
+                self._drop_host(swapped.block)
+
+    def swap_out(self, keys: Sequence[str]) -> list[tuple[int, int]]:
+        """Moves the blocks that only these tracks hold to host memory; returns (device, host) copies to make."""
+        moving = self._only_held_by(keys)
+        if len(moving) > len(self._free_host):
+            raise CacheExhaustedError(f"{', '.join(keys)}: no room in swap space")
+        hosts = {block: self._free_host.popleft() for block in moving}
+        for key in keys:
+            table = self._tables.pop(key, [])
+            self._frozen.pop(key, None)
+            self._swapped[key] = [
+                SwappedBlock(hosts[block], on_device=False) if block in hosts else SwappedBlock(block, on_device=True)
+                for block in table
+            ]
+            moved = [block for block in table if block in hosts]
+            for block in moved:
+                self._host_counts[hosts[block]] += 1
+            self._drop(reversed(moved))
+        return list(hosts.items())
+
+    def swap_in(self, keys: Sequence[str]) -> list[tuple[int, int]]:
+        """Brings tracks back to the device; returns (host, device) copies to make."""
+        if self.num_swapped(keys) > self.num_free:
+            raise CacheExhaustedError(f"{', '.join(keys)}: no blocks left to swap into")
+        brought: dict[int, int] = {}
+        for key in keys:
+            table = []
+            for swapped in self._swapped.pop(key):
+                if swapped.on_device:
+                    table.append(swapped.block)
+                    continue
+                if swapped.block in brought:
+                    self._counts[brought[swapped.block]] += 1
+                else:
+                    brought[swapped.block] = self._take()
+                table.append(brought[swapped.block])
+                self._drop_host(swapped.block)
+            self._tables[key] = table
+            self._frozen[key] = tuple(table)
+        return list(brought.items())
+
+    def reset_prefix_cache(self) -> None:
+        """Nothing that was cached so far is found again; tracks keep their blocks."""
+        if self._index is None:
+            return
+        self._index.clear()
+        self._free.extend(self._free_cached)
+        self._free_cached.clear()
+        # Blocks that are held now must not be found either, nor what is appended to them: their chains continue from
+        # numbers that no look-up reaches.
+        self._chains = {key: [self._index.new_number()] * len(chain) for key, chain in self._chains.items()}
+
+    def _is_open(self, table: Sequence[int], start: int, end: int) -> bool:
+        """Whether these positions lie in one block that the track alone holds, as in almost every decode."""
+        index = start // self.block_size
+        return (end - 1) // self.block_size == index < len(table) and self._counts[table[index]] == 1
+
+    def _num_holders(self, block: int | SwappedBlock) -> int:
+        if isinstance(block, int):
+            return self._counts[block]
+        return self._counts[block.block] if block.on_device else self._host_counts[block.block]
+
+    def _only_held_by(self, keys: Iterable[str]) -> list[int]:
+        """Blocks that no track but these holds, in the order of their tables."""
+        held = Counter(block for key in keys for block in self._tables.get(key, ()))
+        return [block for block, times in held.items() if times == self._counts[block]]
+
+    def _take(self) -> int:
+        if self._free:
+            block = self._free.pop()
+        else:
+            block, _ = self._free_cached.popitem(last=False)
+            assert self._index is not None, "a block was cached without an index"
+            self._index.forget(block)
+        self._counts[block] = 1
+        return block
+
+    def _drop(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._counts[block] -= 1
+            if self._counts[block] == 0:
+                if self._index is not None and block in self._index:
+                    self._free_cached[block] = None
+                else:
+                    self._free.append(block)
+
+    def _drop_host(self, block: int) -> None:
+        self._host_counts[block] -= 1
+        if self._host_counts[block] == 0:
+            self._free_host.append(block)
+
+    # -- invariants ------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises AssertionError unless reference counts are what the tables say and all other blocks are free."""
+        assert self._frozen == {key: tuple(table) for key, table in self._tables.items()}, "a frozen table is stale"
+        held = [0] * self.num_blocks
+        held_on_host = [0] * self.num_host_blocks
+        for table in self._tables.values():
+            assert len(set(table)) == len(table), "a table names a block twice"
+            for block in table:
+                held[block] += 1
+        for blocks in self._swapped.values():
+            for swapped in blocks:
+                if swapped.on_device:
+                    held[swapped.block] += 1
+                else:
+                    held_on_host[swapped.block] += 1
+        assert held == self._counts, "reference counts differ from what tables hold"
+        free = [*self._free, *self._free_cached]
+        assert len(set(free)) == len(free), "a block is free twice"
+        assert set(free) == {block for block, count in enumerate(held) if count == 0}, "a block leaked"
+        assert held_on_host == self._host_counts, "host counts differ from what is swapped out"
+        unused = [block for block, count in enumerate(held_on_host) if count == 0]
+        assert sorted(self._free_host) == unused, "a host block leaked or is used twice"
+        if self._index is not None:
+            assert all(block in self._index for block in self._free_cached), "a cached block is not in the index"
+            assert not any(block in self._index for block in self._free), "the index names an uncached free block"

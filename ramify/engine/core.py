@@ -1,0 +1,328 @@
+"""The engine: requests in, steps, outputs out. Knows no thread, no socket, no progress bar; drivers call `step`."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ramify.engine.demands import Demands
+from ramify.engine.metrics import EngineMetrics, IterationStats
+from ramify.engine.plan import NOT_FINITE, Draw, Plan, PromptReport, Row, StepResult, Ticket, quickly
+from ramify.engine.request import Request
+from ramify.engine.schedule import Schedule
+from ramify.engine.scheduler import Scheduler
+from ramify.engine.search.advance import Candidate
+from ramify.engine.search.group import Group
+from ramify.engine.search.logprob_rows import Decode
+from ramify.engine.sequence import Sequence
+from ramify.errors import InvalidInputError
+from ramify.outputs import FinishReason, RequestOutput
+from ramify.sampling_params import SamplingParams
+from ramify.text.stream import TextStream
+
+EncodeWords = Callable[[Items[str]], tuple[tuple[int, ...], ...]]
+
+
+class Device(Protocol):
+    """What runs plans, in the order they are launched: the real device step, or a fake one in tests."""
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a plan may be launched before the result of the one before it is known.
+
+        Tokens that the host does not know yet are PENDING in it; the device has them.
+        """
+        ...
+
+    def launch(self, plan: Plan) -> Ticket: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step under way: what it was scheduled for, what was asked of the device, and where its result will be."""
+
+    schedule: Schedule
+    plan: Plan
+    ticket: Ticket
+
+
+class EngineCore:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        device: Device,
+        *,
+        seed: int,
+        eos_token_ids: frozenset[int],
+        make_text: Callable[[SamplingParams], TextStream],
+        encode_words: EncodeWords | None = None,
+        decode: Decode | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.device = device
+        self.seed = seed
+        self.eos_token_ids = eos_token_ids
+        self.make_text = make_text
+        self.encode_words = encode_words
+        self.decode = decode
+        self.clock = clock
+        self.metrics = EngineMetrics()
+        self.last_step = IterationStats()  # what the latest step did
+        self._groups: dict[str, Group] = {}
+        self._under_way: Launched | None = None
+        self._num_arrived = 0
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        """Raises InvalidInputError for a request that cannot be served; asks, and does nothing."""
+        if request.request_id in self._groups:
+            raise InvalidInputError(f"request_id {request.request_id!r} is in use")
+        if request.sampling_params.bad_words and self.encode_words is None:
+            raise InvalidInputError("bad_words need a tokenizer, and this model has none: use logit_bias")
+        self.scheduler.check_fits(request)
+
+    def add_request(self, request: Request) -> None:
+        """Queues a request, or raises InvalidInputError if it can never be scheduled; nothing is kept then."""
+        self.check(request)
+        params, number = request.sampling_params, self._num_arrived
+        request.arrival_time = self.clock()
+        demands = Demands(
+            params,
+            number=number,
+            seed=params.seed if params.seed is not None else request_seed(self.seed, number),
+            prompts=tuple(track.prompt_token_ids for track in request.root.tracks),
+            eos_token_ids=self.eos_token_ids,
+            bad_words=self.encode_words(params.bad_words) if params.bad_words and self.encode_words else (),
+            longest_output=self.scheduler.longest_output(request.root),
+        )
+        self._groups[request.request_id] = Group(request, demands, self.make_text(params), decode=self.decode)
+        self._num_arrived += 1
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """Ends a request in whatever state it is and frees its blocks at once; None if it is not there any more."""
+        group = self._groups.get(request_id)
+        return None if group is None else self._stop(group, FinishReason.ABORT)
+
+    def has_unfinished(self) -> bool:
+        return bool(self._groups)
+
+    # -- one step --------------------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """Decide, compute, record. Returns the outputs that are due.
+
+        Where the device can, the step after is decided and launched before this one is recorded, so that the host works
+        while the device does. What that step computes for a sequence that turns out to have ended is dropped.
+        """
+        self.last_step = IterationStats(timestamp=self.clock())
+        try:
+            now, self._under_way = self._under_way or self._launch(self.scheduler.schedule()), None
+            if self.device.runs_ahead and not now.schedule.is_empty and not now.schedule.is_short:
+                self._expect(now)
+                ahead = self.scheduler.schedule(may_preempt=False)
+                self._under_way = None if ahead.is_empty else self._launch(ahead)
+            result = now.ticket()
+        except BaseException:
+            self._abandon()
+            raise
+        return self._record(now, result)
+
+    def _launch(self, schedule: Schedule) -> Launched:
+        plan = self._plan(schedule)
+        return Launched(schedule, plan, self.device.launch(plan))
+
+    def _expect(self, launched: Launched) -> None:
+        """Before the result is known: one more token for those that just go on, a pause for those that may change."""
+        for sequence, _, caught_up in launched.schedule.sequences:
+            if not caught_up or sequence.is_finished():
+                continue
+            demands = self._groups[sequence.request_id].demands
+            length = len(sequence.data.output_token_ids)
+            forks = not length and demands.params.num_samples > 1
+            if demands.may_run_ahead and not forks and length + 1 < demands.longest_output:
+                sequence.num_pending = 1
+            else:
+                sequence.is_blocked = True
+
+    def _plan(self, schedule: Schedule) -> Plan:
+        now = self.last_step.timestamp
+        draws: list[Draw] = []
+        reports: list[PromptReport] = []
+        for sequence, rows, caught_up in schedule.sequences:
+            request_id = sequence.request_id
+            group = self._groups[request_id]
+            demands = group.demands
+            if group.metrics.first_scheduled_time is None:
+                group.metrics = replace(group.metrics, first_scheduled_time=now)
+                self.last_step.record_queue_time(now - group.metrics.arrival_time)
+            if demands.params.prompt_logprobs is not None:
+                reports += _prompt_report(group, sequence, rows[0], schedule)
+            if not caught_up or demands.longest_output == 0:
+                continue
+            output, parent = sequence.data.output_token_ids, sequence.child
+            position = len(output) + sequence.num_pending
+            for child in (parent,) if position else range(demands.num_first_draws):
+                draws.append(quickly(Draw, (request_id, parent, child, position, rows, demands, output)))
+        return Plan(schedule.works, draws, reports)
+
+    def _record(self, launched: Launched, result: StepResult) -> list[RequestOutput]:
+        now = self.clock()
+        for sequence, _, _ in launched.schedule.sequences:
+            sequence.num_pending, sequence.is_blocked = 0, False
+        self._count(launched.schedule)
+        outputs = self._record_prompts(launched, result)
+        drawn: dict[str, list[Candidate]] = {}
+        faults: dict[str, str] = {}
+        for index, draw in enumerate(launched.plan.draws):
+            group = self._groups.get(draw.request_id)
+            if group is None or not group.awaits(draw):
+                continue  # it ended while this step was under way
+            if draw.position and draw.demands.children_go_alone and not result.faults:
+                outputs += self._go_on(group, _candidate(draw, index, result), now)
+                continue
+            candidates = drawn.setdefault(draw.request_id, [])
+            if index in result.faults:
+                faults.setdefault(draw.request_id, result.faults[index])
+            elif index in result.expansions:
+                candidates += [Candidate(draw.parent, draw.child, *token) for token in result.expansions[index]]
+            else:
+                candidates.append(_candidate(draw, index, result))
+        for request_id, candidates in drawn.items():
+            group = self._groups[request_id]
+            if request_id in faults:
+                outputs.append(self._stop(group, FinishReason.ERROR, faults[request_id]))
+                continue
+            if group.metrics.first_token_time is None:
+                group.metrics = replace(group.metrics, first_token_time=now)
+                self.last_step.record_first_token(now - group.metrics.arrival_time)
+            self._advance(group, candidates, now)
+            outputs += self._due(group)
+        self.metrics.add(self.last_step, sum(manager.num_in_use for manager in self.scheduler.managers))
+        return outputs
+
+    def _record_prompts(self, launched: Launched, result: StepResult) -> list[RequestOutput]:
+        """Files what was reported of prompts; a request that wanted nothing more ends here."""
+        outputs: list[RequestOutput] = []
+        schedule, plan = launched.schedule, launched.plan
+        for asked, reports in zip(plan.prompt_reports, result.prompts, strict=True):
+            group = self._groups.get(asked.request_id)
+            if group is None or group.demands.number != asked.demands.number:
+                continue  # it ended while this step was under way
+            if any(math.isnan(report.logprob) for report in reports):
+                outputs.append(self._stop(group, FinishReason.ERROR, NOT_FINITE))
+                continue
+            first = plan.works[asked.first.model].chunks[asked.first.chunk].start + asked.first.offset
+            group.prompt_reports += reports[len(group.prompt_reports) - first :]
+        for sequence, _, caught_up in schedule.sequences:
+            if caught_up and sequence.sampling_params.max_tokens == 0 and not sequence.is_finished():
+                group = self._groups[sequence.request_id]
+                group.finish_unread()
+                self.scheduler.remove(sequence)
+                outputs += self._due(group)
+        return outputs
+
+    def _go_on(self, group: Group, token: Candidate, now: float) -> list[RequestOutput]:
+        """What `_advance` comes to where children do not look at each other: most of them, in most steps."""
+        latency, ended = group.go_on(token, now)
+        self.last_step.num_generation_tokens += 1
+        if latency is not None:
+            self.last_step.inter_token_latencies.append(latency)
+        if ended:
+            self.scheduler.remove(group.children[token.child].sequence)
+        return self._due(group) if ended or group.demands.is_streamed else []
+
+    def _advance(self, group: Group, candidates: list[Candidate], now: float) -> None:
+        changes = group.advance(candidates, now)
+        self.last_step.num_generation_tokens += len(changes.latencies)
+        self.last_step.inter_token_latencies += [latency for latency in changes.latencies if latency is not None]
+        self.scheduler.adopt(changes.forks)
+        for sequence in changes.left:
+            self.scheduler.remove(sequence)
+
+    # -- ends ------------------------------------------------------------------------------------------------
+
+    def _due(self, group: Group) -> list[RequestOutput]:
+        due = self._output(group)
+        return [] if due is None else [due]
+
+    def _output(self, group: Group) -> RequestOutput | None:
+        if group.finished:
+            now = self.clock()
+            group.metrics = replace(group.metrics, finished_time=now)
+            del self._groups[group.request.request_id]
+            group.observe(self.last_step, now)
+        return group.output()
+
+    def _stop(self, group: Group, reason: FinishReason, error: str | None = None) -> RequestOutput:
+        for sequence in group.stop_all(reason, error):
+            self.scheduler.remove(sequence)
+        output = self._output(group)
+        assert output is not None, "a finished group always has an output"
+        return output
+
+    def _abandon(self) -> None:
+        """A step broke off: what it should have computed is counted on, so nothing of it may stay."""
+        self._under_way = None
+        for group in list(self._groups.values()):
+            self._stop(group, FinishReason.ABORT)
+        self.reset_prefix_cache()
+
+    # -- state -----------------------------------------------------------------------------------------------
+
+    def reset_prefix_cache(self) -> None:
+        """Later prompts find nothing of earlier ones; running requests go on undisturbed."""
+        for manager in self.scheduler.managers:
+            manager.reset_prefix_cache()
+
+    def stats(self) -> dict[str, int]:
+        managers = self.scheduler.managers
+        return {
+            **self.metrics.as_dict(),
+            "blocks_total": sum(manager.num_blocks for manager in managers),
+            "blocks_in_use": sum(manager.num_in_use for manager in managers),
+            "running": self.scheduler.num_running,
+            "waiting": self.scheduler.num_waiting,
+        }
+
+    def _count(self, schedule: Schedule) -> None:
+        stats = self.last_step
+        stats.num_preempted = schedule.num_preempted
+        for role, counts in schedule.tracks.items():
+            stats.tracks[role].add(counts)
+        for request_id, count in schedule.num_cached_tokens.items():
+            if request_id in self._groups:
+                self._groups[request_id].num_cached_tokens = count
+
+
+def _candidate(draw: Draw, index: int, result: StepResult) -> Candidate:
+    report = result.reports.get(index) if result.reports else None
+    mixture = result.mixtures.get(index) if result.mixtures else None
+    fields = (draw.parent, draw.child, result.token_ids[index], result.logprobs[index], 0.0, report, mixture)
+    return quickly(Candidate, fields)
+
+
+def _prompt_report(group: Group, sequence: Sequence, last: Row, schedule: Schedule) -> list[PromptReport]:
+    """What this step can tell about prompt tokens not told about yet; each is told by the row before it."""
+    prompt = group.request.prompt_token_ids
+    chunk = schedule.works[last.model].chunks[last.chunk]
+    # What lies before the chunk was asked for by an earlier step, which may still be under way.
+    told = max(len(group.prompt_reports), chunk.start)
+    end = min(chunk.end, len(prompt) - 1)
+    if sequence.child != 0 or told >= end:
+        return []
+    first = last._replace(offset=told - chunk.start)
+    return [PromptReport(group.request.request_id, first, prompt[told + 1 : end + 1], group.demands)]
+
+
+def request_seed(engine_seed: int, arrival: int) -> int:
+    """The seed of a request that brought none: a fixed function of the engine's seed and its place in the queue."""
+    digest = hashlib.blake2b(f"{engine_seed}:{arrival}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest)

@@ -1,0 +1,119 @@
+"""A child: one continuation of the prompt, its text, its end, and how much of it has been handed out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ramify.engine.demands import Demands
+from ramify.engine.plan import TokenReport
+from ramify.engine.search.advance import Continuation
+from ramify.engine.search.logprob_rows import Decode, LogprobRows
+from ramify.engine.sequence import Sequence, SequenceStatus
+from ramify.outputs import CompletionOutput, FinishReason, GrownToken, MixtureReport
+from ramify.text.stream import TextStream
+
+
+@dataclass(slots=True)
+class Child:
+    sequence: Sequence
+    text: TextStream
+    finish_reason: FinishReason | None = None
+    reports: list[TokenReport] = field(default_factory=list)
+    mixtures: list[MixtureReport] = field(default_factory=list)
+    last_token_time: float | None = None
+    ended_by_token: bool = False  # the last token is the end itself, and no content
+    sent_characters: int = 0
+    sent_tokens: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """No token before the one that ended it."""
+        return len(self.sequence.output_token_ids) == self.ended_by_token
+
+    def fork(self, sequence: Sequence) -> Child:
+        return Child(
+            sequence,
+            self.text.fork(),
+            reports=list(self.reports),
+            mixtures=list(self.mixtures),
+            last_token_time=self.last_token_time,
+        )
+
+    def append(self, token: Continuation, demands: Demands) -> bool:
+        """Takes a token; returns whether that was the last."""
+        self.sequence.data.add_token_id(token.token_id, token.logprob)
+        if token.report is not None:
+            self.reports.append(token.report)
+        if token.mixture is not None:
+            self.mixtures.append(token.mixture)
+        return self._check_end(token.token_id, demands)
+
+    def append_watched(self, token: Continuation, demands: Demands, decode: Decode | None) -> tuple[bool, GrownToken]:
+        """Takes a token and tells what that did."""
+        shown = len(self.text.text)
+        ended = self.append(token, demands)
+        text = self.text.text
+        return ended, GrownToken(
+            child=token.child,
+            parent=token.parent,
+            position=len(self.sequence.output_token_ids) - 1,
+            token_id=token.token_id,
+            logprob=token.logprob,
+            text=text[shown:],
+            num_taken_back=max(0, shown - len(text)),
+            rows=None if token.report is None else LogprobRows([token.token_id], [token.report], decode),
+            mixture=token.mixture,
+            finish_reason=self.finish_reason,
+            stop_reason=self.sequence.stop_reason,
+        )
+
+    def stop(self, reason: FinishReason) -> None:
+        """Ends it from outside."""
+        self.text.end(may_stop=False)
+        self.finish_reason = reason
+        self.sequence.move(SequenceStatus.FINISHED_ABORTED)
+
+    def completion(self, decode: Decode | None, *, with_logprobs: bool, delta: bool = False) -> CompletionOutput:
+        """What there is of it; with `delta`, what there is since the last time."""
+        text = self.text.visible
+        token_ids = self.sequence.output_token_ids
+        reports, mixtures = self.reports, self.mixtures
+        if delta:
+            shown, self.sent_characters = self.sent_characters, len(text)
+            given, self.sent_tokens = self.sent_tokens, len(token_ids)
+            text, token_ids, reports, mixtures = text[shown:], token_ids[given:], reports[given:], mixtures[given:]
+        return CompletionOutput(
+            index=self.sequence.child,
+            text=text,
+            token_ids=tuple(token_ids),
+            cumulative_logprob=self.sequence.cumulative_logprob,
+            logprobs=LogprobRows(token_ids, reports, decode) if with_logprobs else None,
+            finish_reason=self.finish_reason,
+            stop_reason=self.sequence.stop_reason,
+            mixture=tuple(mixtures) if len(self.sequence.tracks) > 1 else None,
+        )
+
+    def _check_end(self, token_id: int, demands: Demands) -> bool:
+        length = len(self.sequence.data.output_token_ids)
+        may_stop = length >= demands.params.min_tokens
+        if token_id in demands.end_token_ids:
+            if demands.params.include_stop_str_in_output:
+                self.text.push(token_id, may_stop=False)
+            self.sequence.stop_reason = token_id if token_id in demands.stop_token_ids else None
+            self.ended_by_token = True
+            return self._end(SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
+        if self.text.push(token_id, may_stop=may_stop):
+            return self._end(SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
+        if length >= demands.longest_output:
+            if self.text.end(may_stop=may_stop):
+                return self._end(SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
+            return self._end(SequenceStatus.FINISHED_LENGTH_CAPPED, FinishReason.LENGTH)
+        return False
+
+    def _end(self, status: SequenceStatus, reason: FinishReason) -> bool:
+        self.text.end(may_stop=False)
+        if self.text.stopped_by is not None:
+            self.sequence.stop_reason = self.text.stopped_by
+        self.finish_reason = reason
+        self.sequence.move(status)
+        return True

@@ -1,0 +1,236 @@
+"""A group: a request as the engine keeps it, with its strategy, its children and what is due to the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field, replace
+
+from ramify.engine.demands import Demands
+from ramify.engine.metrics import IterationStats
+from ramify.engine.plan import Draw, TokenReport
+from ramify.engine.request import Request
+from ramify.engine.search.advance import Candidate, Continuation, Independent, Strategy
+from ramify.engine.search.beam import BeamSearch
+from ramify.engine.search.child import Child
+from ramify.engine.search.logprob_rows import Decode, logprob_row
+from ramify.engine.search.ranking import rank
+from ramify.engine.sequence import Sequence, SequenceStatus
+from ramify.outputs import (
+    CompletionOutput,
+    FinishReason,
+    GrownToken,
+    GrowthStep,
+    LogprobRow,
+    RequestMetrics,
+    RequestOutput,
+    Standing,
+)
+from ramify.sampling_params import OutputKind, SamplingStrategy
+from ramify.text.stream import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What an advance did: (parent, fork) pairs that share blocks now, who needs none any more, and for every token the
+    time since the one before it (None for a first)."""
+
+    forks: list[tuple[Sequence, Sequence]] = field(default_factory=list)
+    left: list[Sequence] = field(default_factory=list)
+    latencies: list[float | None] = field(default_factory=list)
+
+
+class Group:
+    def __init__(self, request: Request, demands: Demands, text: TextStream, *, decode: Decode | None = None) -> None:
+        self.request = request
+        self.demands = demands
+        self.strategy: Strategy = _strategy(demands)
+        self.error: str | None = None
+        self.metrics = RequestMetrics(request.arrival_time)
+        self.num_cached_tokens = 0
+        self.finished = False
+        self.prompt_reports: list[TokenReport] = []
+        self.children = {request.root.child: Child(request.root, text)}
+        self._decode = decode
+        self._prompt_token_ids = tuple(request.prompt_token_ids)  # every output names them: made once
+        self._grown: list[GrownToken] = []  # in this step, where somebody watches
+
+    def awaits(self, draw: Draw) -> bool:
+        """Whether what was drawn is still wanted: its parent may have ended, or another request have taken its id."""
+        parent = self.children.get(draw.parent)
+        return self.demands.number == draw.demands.number and parent is not None and parent.finish_reason is None
+
+    # -- growing ---------------------------------------------------------------------------------------------
+
+    def advance(self, candidates: Items[Candidate], now: float = 0.0) -> Changes:
+        decisions = self.strategy.advance(candidates)
+        changes = Changes()
+        parents = [self.children[number] for number in dict.fromkeys(token.parent for token in candidates)]
+        # Fork before anything is appended: a fork must not see its sibling's token.
+        grown = [(self._child(token), token) for token in (*decisions.continued, *decisions.ended)]
+        holding = {id(child) for child, _ in grown[: len(decisions.continued)]}
+        for child, token in grown:
+            latency, ended = self._append(child, token, now)
+            changes.latencies.append(latency)
+            if ended:
+                holding.discard(id(child))
+            elif token.child != token.parent:
+                changes.forks.append((self.children[token.parent].sequence, child.sequence))
+        changes.left.extend(parent.sequence for parent in parents if id(parent) not in holding)
+        self._forget_losers()
+        self.finished = decisions.over or all(child.finish_reason is not None for child in self.children.values())
+        return changes
+
+    def go_on(self, token: Continuation, now: float) -> tuple[float | None, bool]:
+        """One child takes its token by itself; returns the time since its last one, and whether it has ended."""
+        latency, ended = self._append(self.children[token.child], token, now)
+        if ended:
+            self.finished = all(child.finish_reason is not None for child in self.children.values())
+        return latency, ended
+
+    def _append(self, child: Child, token: Continuation, now: float) -> tuple[float | None, bool]:
+        latency = None if child.last_token_time is None else now - child.last_token_time
+        child.last_token_time = now
+        if not self.demands.is_watched:
+            return latency, child.append(token, self.demands)
+        ended, grown = child.append_watched(token, self.demands, self._decode)
+        self._grown.append(grown)
+        return latency, ended
+
+    def finish_unread(self) -> None:
+        """Nothing is to be drawn (max_tokens 0): the prompt alone was asked about."""
+        root = self.children[self.request.root.child]
+        root.sequence.move(SequenceStatus.FINISHED_LENGTH_CAPPED)
+        root.finish_reason = FinishReason.LENGTH
+        self.finished = True
+
+    def stop_all(self, reason: FinishReason, error: str | None = None) -> list[Sequence]:
+        """Ends every child that still runs or waits; returns their sequences."""
+        self.error = error
+        stopped = [child for child in self.children.values() if child.finish_reason is None]
+        for child in stopped:
+            child.stop(reason)
+        self.finished = True
+        return [child.sequence for child in stopped]
+
+    def _child(self, token: Continuation) -> Child:
+        parent = self.children[token.parent]
+        if token.child == token.parent:
+            return parent
+        sequence = self.request.fork_sequence(f"{self.request.request_id}-{token.child}", parent.sequence.seq_id)
+        sequence.child = token.child
+        self.children[token.child] = child = parent.fork(sequence)
+        return child
+
+    def _forget_losers(self) -> None:
+        """Where the strategy ranks, what it does not name any more goes: beams that nothing continued, or outdone."""
+        ranking = self.strategy.ranking()
+        if ranking is None:
+            return
+        kept = {standing.child for standing in ranking}
+        for number in [number for number in self.children if number not in kept]:
+            sequence = self.children.pop(number).sequence
+            if not sequence.is_finished():
+                sequence.move(SequenceStatus.FINISHED_IGNORED)
+            self.request.sequences.pop(sequence.seq_id, None)
+
+    # -- showing ---------------------------------------------------------------------------------------------
+
+    def output(self) -> RequestOutput | None:
+        """What is due to the caller now: always at the end, on the way only if the output kind asks for it."""
+        kind = self.demands.params.output_kind
+        if kind is OutputKind.FINAL_ONLY and not self.finished:
+            return None
+        standings = self.strategy.ranking()
+        outputs: list[CompletionOutput] = []
+        if self.finished or not self.demands.is_watched:
+            outputs, standings = self._outputs(standings, delta=kind is OutputKind.DELTA)
+        return RequestOutput(
+            request_id=self.request.request_id,
+            prompt=self.request.prompt,
+            prompt_token_ids=self._prompt_token_ids,
+            prompt_logprobs=self._prompt_logprobs(),
+            outputs=tuple(outputs),
+            finished=self.finished,
+            num_cached_tokens=self.num_cached_tokens,
+            metrics=self.metrics,
+            error=self.error,
+            growth=self._growth(standings) if self.demands.is_watched else (),
+        )
+
+    def _growth(self, standings: list[Standing] | None) -> tuple[GrowthStep, ...]:
+        """What was seen since the last output."""
+        step = GrowthStep(tuple(self._grown), tuple(standings or ()))
+        self._grown = []
+        return (step,)
+
+    def observe(self, stats: IterationStats, now: float) -> None:
+        """Tells the step in which it ended what there was to see."""
+        lengths = [len(child.sequence.output_token_ids) for child in self.children.values()]
+        reasons = [child.finish_reason for child in self.children.values() if child.finish_reason is not None]
+        stats.record_finished_request(
+            now - self.metrics.arrival_time,
+            len(self.request.prompt_token_ids),
+            sum(lengths),
+            reasons[0],
+            self.num_cached_tokens,
+        )
+        stats.observe_parallel_sampling(self.demands.params, max(lengths))
+
+    def _outputs(
+        self, ranking: list[Standing] | None, *, delta: bool
+    ) -> tuple[list[CompletionOutput], list[Standing] | None]:
+        """The outputs that count, and where they are ranked, how all children stand."""
+        if ranking is not None:
+            return [
+                replace(self._completion(self.children[standing.child]), index=rank, score=standing.score)
+                for rank, standing in enumerate(ranking[: self.demands.params.n])
+            ], ranking
+        if self.demands.strategy is SamplingStrategy.BEST_OF_N:
+            return self._best_of()
+        in_order = [self.children[number] for number in sorted(self.children)]
+        return [self._completion(child, delta=delta) for child in in_order], None
+
+    def _best_of(self) -> tuple[list[CompletionOutput], list[Standing] | None]:
+        children = [self.children[number] for number in sorted(self.children)]
+        completions = [(self._completion(child), child.is_empty) for child in children]
+        try:
+            ranked = rank(completions, self.demands.params.score)
+        except Exception as error:  # a caller's own function may raise anything: it ends this request alone
+            self.error = f"the score function failed: {type(error).__name__}: {error}"
+            failed = [replace(output, finish_reason=FinishReason.ERROR) for output, _ in completions]
+            return failed[: self.demands.params.n], None
+        if self.finished:
+            for loser in ranked[self.demands.params.n :]:
+                sequence = self.children[loser.index].sequence
+                if sequence.status is not SequenceStatus.FINISHED_ABORTED:
+                    sequence.move(SequenceStatus.FINISHED_IGNORED)
+        standings = [Standing(output.index, output.score or 0.0, output.finished()) for output in ranked]
+        best = ranked[: self.demands.params.n]
+        return [replace(output, index=index) for index, output in enumerate(best)], standings
+
+    def _completion(self, child: Child, *, delta: bool = False) -> CompletionOutput:
+        return child.completion(self._decode, with_logprobs=self.demands.params.logprobs is not None, delta=delta)
+
+    def _prompt_logprobs(self) -> list[LogprobRow | None] | None:
+        if self.demands.params.prompt_logprobs is None:
+            return None
+        targets = self.request.prompt_token_ids[1:]
+        rows = [
+            logprob_row(token_id, report, self._decode)
+            for token_id, report in zip(targets, self.prompt_reports, strict=False)
+        ]
+        return [None, *rows]
+
+
+def _strategy(demands: Demands) -> Strategy:
+    if not demands.is_beam_search:
+        return Independent()
+    return BeamSearch(
+        beam_width=demands.params.resolved_beam_width,
+        longest_output=demands.longest_output,
+        end_token_ids=demands.end_token_ids,
+        length_penalty=demands.params.length_penalty,
+        early_stopping=demands.params.early_stopping,
+        num_groups=demands.params.num_beam_groups,
+        diversity_penalty=demands.params.diversity_penalty,
+    )

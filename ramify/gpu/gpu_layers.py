@@ -1,0 +1,141 @@
+"""The decoder's forward pass on the GPU's kernels.
+
+several rows, four products, three kernels and an attention a layer:
+    norm -> [qkv] -> rope, write -> attention -> [output] -> add, norm -> [gate, up, silu, multiply] -> [down] -> add,
+    norm of the next layer
+
+one row, three kernels fewer (products.py):
+    [norm, qkv] -> rope, write -> attention -> [output, add] -> [norm, gate, up, silu, multiply] -> [down, add]
+
+Single rows (decodes) attend over a work list whose length the device knows, so that a graph of `forward` stays valid;
+pieces of prompts, in steps without a graph, by torch's flash kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ramify.device.layers import Batch
+from ramify.device.pool import KVPool
+from ramify.device.reads import Reads, SharingRule
+from ramify.device.rows import upload
+from ramify.gpu.kernels.overlap import can_overlap
+from ramify.gpu.kernels.parts import Parts
+from ramify.gpu.kernels.rope_write import rope_and_write
+from ramify.gpu.kernels.row_product import Norm
+from ramify.gpu.kernels.work_list import most_parts
+from ramify.gpu.paged import PagedDecode
+from ramify.gpu.products import DenseWeight, Stream, Weight
+from ramify.gpu.prompts import PromptAttention
+from ramify.gpu.tables import DeviceTables
+from ramify.models.decoder import Decoder, Layer
+
+# Fewer positions are read again sooner than a second kernel starts.
+SHARING = SharingRule(fewest_positions=512, prompts=False)
+
+
+class _Layer:
+    def __init__(self, layer: Layer, eps: float) -> None:
+        self.input_norm, self.post_norm = Norm(layer.input_norm, eps), Norm(layer.post_norm, eps)
+        self.query_norm, self.key_norm = layer.query_norm, layer.key_norm
+        self.qkv: Weight = DenseWeight(layer.qkv)
+        self.output: Weight = DenseWeight(layer.output)
+        self.gate_up: Weight = DenseWeight(layer.gate_up)
+        self.down: Weight = DenseWeight(layer.down)
+
+
+class GpuLayers:
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: KVPool,
+        *,
+        max_rows: int,
+        max_model_len: int,
+        sharing: SharingRule = SHARING,
+    ) -> None:
+        arch = decoder.arch
+        self.decoder = decoder
+        self.pool = pool
+        self.device = decoder.device
+        self.vocab_size = arch.vocab_size
+        self.sharing = sharing
+        self._layers = [_Layer(layer, arch.rms_norm_eps) for layer in decoder.layers]
+        self._final_norm = Norm(decoder.final_norm, arch.rms_norm_eps)
+        self._head: Weight = DenseWeight(decoder.head)
+        self._decodes = PagedDecode(
+            max_rows=max_rows,
+            max_parts=max_rows * most_parts(max_model_len),
+            max_blocks=-(-max_model_len // pool.block_size),
+            heads=arch.num_heads,
+            kv_heads=arch.num_kv_heads,
+            head_dim=arch.head_dim,
+            block_size=pool.block_size,
+            dtype=decoder.dtype,
+            device=decoder.device,
+        )
+        self._tables = DeviceTables(self._decodes.tables)
+        self._prompts: PromptAttention | None = None
+        self._num_decodes, self._has_shared = 0, False
+
+    def prepare(self, reads: Reads) -> None:
+        self._tables.follow(reads)
+        self._num_decodes, self._has_shared = reads.num_singles, bool(reads.shared)
+        self._prompts = PromptAttention(reads, self.pool) if reads.num_singles < reads.size else None
+        if reads.num_singles:
+            self._decodes.write_list(self._decodes.work_list(reads))
+
+    def forward(self, batch: Batch, rows: Sequence[int] | None = None) -> Tensor:
+        """Batch of T rows -> hidden states after the last norm (R, hidden)."""
+        arch = self.decoder.arch
+        stream = Stream(F.embedding(batch.token_ids, self.decoder.embedding))
+        total = stream.values.shape[0]
+        queries = stream.values.new_empty(total, arch.num_heads, arch.head_dim)
+        inner = stream.values.new_empty(total, arch.intermediate_size)
+        for index, layer in enumerate(self._layers):
+            qkv = layer.qkv.from_stream(stream, layer.input_norm)
+            self._rotate_and_write(index, qkv, batch, queries)
+            layer.output.into_stream(self._attend(index, queries), stream)
+            layer.gate_up.gated_from_stream(stream, layer.post_norm, inner)
+            layer.down.into_stream(inner, stream)
+        hidden = stream.normed(self._final_norm)
+        return hidden if rows is None else hidden[upload(rows, self.device)]
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """(R, hidden) -> (R, vocabulary) in float32."""
+        if out is None:
+            out = torch.empty(hidden.shape[0], self.vocab_size, dtype=torch.float32, device=hidden.device)
+        self._head.logits(hidden, out)
+        return out
+
+    def _rotate_and_write(self, index: int, qkv: Parts, batch: Batch, queries: Tensor) -> None:
+        """Rotated queries to their buffer, rotated keys and values to the pool."""
+        arch, layer = self.decoder.arch, self._layers[index]
+        rope_and_write(
+            qkv,
+            batch.positions,
+            batch.slots,
+            self.decoder.frequencies,
+            arch.rope.attention_factor,
+            queries,
+            self.pool.layers[index],
+            query_norm=layer.query_norm,
+            key_norm=layer.key_norm,
+            eps=arch.rms_norm_eps,
+            overlap=can_overlap(queries.device),
+        )
+
+    def _attend(self, index: int, queries: Tensor) -> Tensor:
+        """(T, heads, head_dim) -> (T, heads * head_dim): decodes, then pieces of prompts."""
+        kv, count = self.pool.layers[index], self._num_decodes
+        if self._prompts is not None and not count:
+            return self._prompts.attend(queries, kv)
+        out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
+        self._decodes.attend(queries[:count], kv, out[:count], with_prefix=self._has_shared)
+        if self._prompts is not None:
+            out[count:] = self._prompts.attend(queries[count:], kv)
+        return out

@@ -1,0 +1,252 @@
+"""Decode attention: one query a row over stretches of its own keys and values.
+
+    items            ROW, START, END, PART                  one stretch of one row
+    programs         p, p + P, p + 2P, ...                  through items x key-value heads, heads fastest
+    one item         the query heads of one key-value head, as a tile of at least 16, walk the stretch
+    writes           out[row], where the row has one part (zeros where it has none: padding); else
+                     partials[part, heads], lse[part, heads]
+
+A row's parts are merged here too, unless shared prefixes are read as well (then `merge` follows). A counter per row and
+key-value head shows which program wrote the last part: that one merges all of them in their order, so that the result
+does not depend on which it was, and sets the counter back to 0.
+
+The number of programs is fixed and the number of items is read on the device, so a CUDA graph outlives its lists.
+NaN among a row's queries, keys or values reaches the parts of that row and no other.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ramify.gpu.kernels import work_list
+from ramify.gpu.kernels.overlap import LINE, launch_options, prefetch, start_next, wait_for_last
+from ramify.gpu.kernels.walk import LOG2_OF_E, begin, finish, walk
+
+# The columns of an item, and of what says where the items are.
+OWN_FIELDS = tl.constexpr(work_list.OWN_FIELDS)
+ROW, START, END, PART = map(tl.constexpr, range(work_list.OWN_FIELDS))
+NUM_ITEMS, FIRST_ITEM = map(tl.constexpr, range(2))
+
+BLOCK_N = 64
+NUM_WARPS = 4
+NUM_STAGES = 3
+PROGRAMS_PER_PROCESSOR = (2, 8)  # at least, at most
+PARTS_OF_A_ROW = 8  # that a launch has programs for, where rows are few
+FEWEST_QUERIES = 16  # what a matrix product takes
+
+
+class Merging(NamedTuple):
+    """What turns parts into outputs: where each row's parts begin and how many they are, int32 (rows,); how many of
+    them are there already, int32 (rows, kv_heads), all 0 between launches; and out (rows, heads * head_dim)."""
+
+    first_part: Tensor
+    num_parts: Tensor
+    arrived: Tensor
+    out: Tensor
+
+
+@triton.jit
+def _decode(  # type: ignore[no-untyped-def]
+    queries,
+    kv,
+    tables,
+    count,
+    items,
+    partials,
+    lse,
+    first_part,
+    num_parts,
+    arrived,
+    out,
+    rows,
+    query_stride,
+    table_stride,
+    out_stride,
+    scale,
+    KV_HEADS: tl.constexpr,
+    QUERIES_PER_ROW: tl.constexpr,
+    PADDED_QUERIES: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MERGES: tl.constexpr,
+    PER_LINE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    start_next(OVERLAP)
+    num_items = tl.load(count + NUM_ITEMS)
+    first_item = items + tl.load(count + FIRST_ITEM)
+    heads: tl.constexpr = KV_HEADS * QUERIES_PER_ROW
+    if OVERLAP:
+        _prefetch(num_items, first_item, kv, tables, table_stride, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, PER_LINE)
+    wait_for_last(OVERLAP)
+    dim = tl.arange(0, HEAD_DIM)
+    query = tl.arange(0, PADDED_QUERIES)
+    real = query < QUERIES_PER_ROW
+    for work in range(tl.program_id(0), num_items * KV_HEADS, tl.num_programs(0)):
+        item = first_item + (work // KV_HEADS) * OWN_FIELDS
+        row = tl.load(item + ROW).to(tl.int64)
+        start = tl.load(item + START)
+        end = tl.load(item + END)
+        part = tl.load(item + PART).to(tl.int64)
+        kv_head = work % KV_HEADS
+        head = kv_head * QUERIES_PER_ROW + query
+        tile = tl.load(
+            queries + row * query_stride + head[:, None] * HEAD_DIM + dim[None, :], mask=real[:, None], other=0.0
+        )
+        output, total, peak = begin(PADDED_QUERIES, HEAD_DIM)
+        # One masked loop: a second one for the last tile would wait for memory twice, and the mask costs little here.
+        output, total, peak = walk(
+            output,
+            total,
+            peak,
+            tile,
+            kv,
+            tables + row * table_stride,
+            kv_head,
+            start,
+            end,
+            scale,
+            KV_HEADS=KV_HEADS,
+            HEAD_DIM=HEAD_DIM,
+            BLOCK_SIZE=BLOCK_SIZE,
+            BLOCK_N=BLOCK_N,
+            MASKED=True,
+        )
+        output, score = finish(output, total, peak)
+        target = part * heads + head
+        row_out = out + row * out_stride + head[:, None] * HEAD_DIM + dim[None, :]
+        if MERGES:
+            of_row = tl.load(num_parts + row)
+            if of_row == 1:
+                tl.store(row_out, output.to(out.dtype.element_ty), mask=real[:, None])
+            else:
+                tl.store(partials + target[:, None] * HEAD_DIM + dim[None, :], output, mask=real[:, None])
+                tl.store(lse + target, score, mask=real)
+                tl.debug_barrier()  # all of this program's part is written before it is counted
+                before = tl.atomic_add(arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel")
+                if before == of_row - 1:
+                    first = tl.load(first_part + row).to(tl.int64) * heads + head
+                    merged = _merged(partials, lse, first, of_row, real, heads, PADDED_QUERIES, HEAD_DIM)
+                    tl.store(row_out, merged.to(out.dtype.element_ty), mask=real[:, None])
+                    tl.store(arrived + row * KV_HEADS + kv_head, 0)
+        else:
+            tl.store(partials + target[:, None] * HEAD_DIM + dim[None, :], output, mask=real[:, None])
+            tl.store(lse + target, score, mask=real)
+    if MERGES:
+        for padding in range(tl.program_id(0), rows, tl.num_programs(0)):
+            if tl.load(num_parts + padding) == 0:
+                nothing = tl.zeros([PADDED_QUERIES, HEAD_DIM], dtype=out.dtype.element_ty)
+                for kv_head in range(KV_HEADS):
+                    head = kv_head * QUERIES_PER_ROW + query
+                    row_out = out + padding * out_stride + head[:, None] * HEAD_DIM + dim[None, :]
+                    tl.store(row_out, nothing, mask=real[:, None])
+
+
+@triton.jit
+def _prefetch(  # type: ignore[no-untyped-def]
+    num_items,
+    first_item,
+    kv,
+    tables,
+    table_stride,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PER_LINE: tl.constexpr,
+):
+    """Asks for this program's first tile before the wait: lists and tables are complete, and so are the keys and values
+    of all positions but the newest."""
+    work = tl.program_id(0)
+    if work < num_items * KV_HEADS:
+        item = first_item + (work // KV_HEADS) * OWN_FIELDS
+        table = tables + tl.load(item + ROW).to(tl.int64) * table_stride
+        position = tl.minimum(tl.load(item + START) + tl.arange(0, BLOCK_N), tl.load(item + END) - 1)
+        slot = tl.load(table + position // BLOCK_SIZE).to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
+        keys_to_values: tl.constexpr = KV_HEADS * HEAD_DIM
+        keys = kv + slot * (2 * keys_to_values) + (work % KV_HEADS) * HEAD_DIM
+        for line in tl.static_range(0, HEAD_DIM, PER_LINE):
+            prefetch(keys + line)
+            prefetch(keys + keys_to_values + line)
+
+
+@triton.jit
+def _merged(  # type: ignore[no-untyped-def]
+    partials, lse, source, count, real, HEADS: tl.constexpr, PADDED_QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr
+):
+    """`count` parts of some heads, the first at `source`, merged by log-sum-exp. Loads go past the L1 cache, which does
+    not see what other processors wrote."""
+    dim = tl.arange(0, HEAD_DIM)
+    output, total, peak = begin(PADDED_QUERIES, HEAD_DIM)
+    for part in tl.range(0, count, loop_unroll_factor=4):
+        at = source + part * HEADS
+        score = tl.load(lse + at, mask=real, other=0.0, cache_modifier=".cg")
+        values = tl.load(
+            partials + at[:, None] * HEAD_DIM + dim[None, :], mask=real[:, None], other=0.0, cache_modifier=".cg"
+        )
+        new_peak = tl.maximum(peak, score)  # finite: every part has seen a position
+        weight = tl.exp(score - new_peak)
+        shrink = tl.exp(peak - new_peak)
+        output = output * shrink[:, None] + values * weight[:, None]
+        total = total * shrink + weight
+        peak = new_peak
+    return output / total[:, None]
+
+
+def decode_attention(
+    queries: Tensor,
+    kv: Tensor,
+    tables: Tensor,
+    count: Tensor,
+    items: Tensor,
+    partials: Tensor,
+    lse: Tensor,
+    merging: Merging | None,
+    /,
+    *,
+    block_size: int,
+    num_programs: int,
+    overlap: bool = False,
+    block_n: int = BLOCK_N,
+    num_warps: int = NUM_WARPS,
+    num_stages: int = NUM_STAGES,
+) -> None:
+    """queries (rows, heads, head_dim), each row contiguous; kv (slots, 2, kv_heads, head_dim); tables int32 (rows,
+    max_blocks); count int32 (2,): the number of items, and where in `items` (flat int32) the first begins; partials
+    float32 (parts, heads, head_dim) and lse float32 (parts, heads) are written; with `merging`, outputs are. With
+    `overlap` the list was complete before the preceding kernel began."""
+    _, heads, head_dim = queries.shape
+    kv_heads = kv.shape[2]
+    queries_per_row = heads // kv_heads
+    _decode[(num_programs,)](
+        queries,
+        kv,
+        tables,
+        count,
+        items,
+        partials,
+        lse,
+        *((count,) * 3 if merging is None else (merging.first_part, merging.num_parts, merging.arrived)),
+        partials if merging is None else merging.out,
+        queries.shape[0],
+        queries.stride(0),
+        tables.stride(0),
+        0 if merging is None else merging.out.stride(0),
+        head_dim**-0.5 * LOG2_OF_E,
+        KV_HEADS=kv_heads,
+        QUERIES_PER_ROW=queries_per_row,
+        PADDED_QUERIES=max(FEWEST_QUERIES, triton.next_power_of_2(queries_per_row)),
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        BLOCK_N=block_n,
+        MERGES=merging is not None,
+        PER_LINE=LINE // kv.itemsize,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        **launch_options(overlap),
+    )

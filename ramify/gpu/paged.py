@@ -1,0 +1,193 @@
+"""Decode attention on a GPU: buffers that outlive a step, so that a CUDA graph of the kernels stays valid.
+
+once a step     write_list      a WorkList to the device, in one copy
+once a layer    attend          decode_attention, or with shared prefixes
+                                prefix_attention -> decode_attention -> merge
+
+the list, one int32 buffer
+| header | first_part | num_parts | groups | members | own items | prefix items |  unused  |
+  16       max_rows     max_rows    2 each   max_rows  wherever the one before ends
+header: number of own items, where they begin, number of prefix items, where they begin
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ramify.device.reads import Reads
+from ramify.gpu.kernels import decode_attention as decode
+from ramify.gpu.kernels import prefix_attention as prefix
+from ramify.gpu.kernels.merge import merge
+from ramify.gpu.kernels.overlap import can_overlap
+from ramify.gpu.kernels.work_list import (
+    GROUP_FIELDS,
+    PREFIX_FIELDS,
+    PREFIX_SPLIT,
+    WorkList,
+    build_work_list,
+    own_split_for,
+)
+
+_HEADER = 16
+_ALIGNED = 4  # int32s in 16 bytes: Triton compiles for aligned pointers apart
+_PROCESSORS_WITHOUT_A_GPU = 1
+
+
+class PagedDecode:
+    """`tables` (max_rows, max_blocks) is the caller's to write: the blocks of each row, in order.
+
+    `max_parts` bounds the parts of one step (see WorkList) and with them the items. Where rows are cut follows from
+    their number unless `own_split` says it. The options are keyword arguments of the kernels' launch functions, for
+    measuring.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_rows: int,
+        max_parts: int,
+        max_blocks: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        own_split: int | None = None,
+        prefix_split: int = PREFIX_SPLIT,
+        decode_options: Mapping[str, int] | None = None,
+        prefix_options: Mapping[str, int] | None = None,
+        merge_options: Mapping[str, int] | None = None,
+    ) -> None:
+        processors = _PROCESSORS_WITHOUT_A_GPU
+        if device.type == "cuda":
+            processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._processors, self._kv_heads = processors, kv_heads
+        self._decode_options = dict(decode_options or {})
+        self._overlap = can_overlap(device)
+        self._prefix_options = {
+            "num_programs": processors * prefix.PROGRAMS_PER_PROCESSOR,
+            "block_m": prefix.BLOCK_M[dtype.itemsize],
+            **(prefix_options or {}),
+        }
+        self._merge_options = dict(merge_options or {})
+        self._queries_per_row = heads // kv_heads
+        if self._queries_per_row > self._prefix_options["block_m"]:
+            raise ValueError(f"{self._queries_per_row} query heads of one key-value head are more than a tile takes")
+        self._block_size = block_size
+        self._own_split, self._prefix_split = own_split, prefix_split
+        self._max_rows, self._max_parts = max_rows, max_parts
+        self.tables = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device)
+        self._partials = torch.empty(max_parts, heads, head_dim, dtype=torch.float32, device=device)
+        self._lse = torch.empty(max_parts, heads, dtype=torch.float32, device=device)
+        self._arrived = torch.zeros(max_rows, kv_heads, dtype=torch.int32, device=device)
+
+        rows = -(-max_rows // _ALIGNED) * _ALIGNED
+        self._sections = [_HEADER + rows * number for number in (0, 1, 2, 2 + GROUP_FIELDS, 3 + GROUP_FIELDS)]
+        size = self._sections[-1] + PREFIX_FIELDS * max_parts
+        self._list = torch.zeros(size, dtype=torch.int32, device=device)
+        # Two, in turns: one may still be on its way to the device while the next list is written.
+        self._staging = [torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(2)]
+        self._sent: list[torch.cuda.Event] = []
+        if device.type == "cuda":
+            self._sent = [torch.cuda.Event() for _ in self._staging]  # type: ignore[no-untyped-call]
+        self._turn = 0
+        self._own_count, self._prefix_count = self._list[0:2], self._list[2:4]
+        parts, counts, groups, members, _ = self._sections
+        self._first_part, self._num_parts = self._list[parts:counts], self._list[counts:groups]
+        self._groups, self._members = self._list[groups:members], self._list[members:]
+
+    def work_list(self, reads: Reads) -> WorkList:
+        """The single rows of a step, cut as these kernels want it; see build_work_list."""
+        return build_work_list(
+            reads,
+            queries_per_row=self._queries_per_row,
+            query_tile=self._prefix_options["block_m"],
+            own_split=self._own_split or own_split_for(reads.num_singles, self._kv_heads),
+            prefix_split=self._prefix_split,
+        )
+
+    def write_list(self, work: WorkList) -> None:
+        """From now on `attend` does this work; rows that the list does not know are padding."""
+        rows = len(work.num_parts)
+        if max(rows, len(work.groups), len(work.members)) > self._max_rows:
+            raise ValueError(f"a list of {rows} rows; there is room for {self._max_rows}")
+        if work.total_parts > self._max_parts:
+            raise ValueError(f"a list of {work.total_parts} parts; there is room for {self._max_parts}")
+        self._turn = 1 - self._turn
+        if self._sent:
+            self._sent[self._turn].synchronize()
+        staging = self._staging[self._turn]
+        packed = staging.numpy()
+        first_part, num_parts, groups, members, own = self._sections
+        prefix_items = own + work.own.size
+        end = prefix_items + work.prefix.size
+        packed[:4] = len(work.own), own, len(work.prefix), prefix_items
+        packed[first_part : first_part + rows] = work.first_part
+        packed[num_parts : num_parts + rows] = work.num_parts
+        packed[num_parts + rows : groups] = 0
+        packed[groups : groups + work.groups.size] = work.groups.reshape(-1)
+        packed[members : members + len(work.members)] = work.members
+        packed[own:prefix_items] = work.own.reshape(-1)
+        packed[prefix_items:end] = work.prefix.reshape(-1)
+        self._list[:end].copy_(staging[:end], non_blocking=True)
+        if self._sent:
+            self._sent[self._turn].record()
+
+    def attend(self, queries: Tensor, kv_layer: Tensor, out: Tensor, *, with_prefix: bool) -> None:
+        """queries (rows, heads, head_dim), kv_layer (slots, 2, kv_heads, head_dim) -> out (rows, heads * head_dim).
+
+        Allocates nothing and waits for nothing. Without prefix the list must hold no shared prefixes: who counts the
+        parts would wait for some that nobody writes.
+        """
+        if with_prefix:
+            self.attend_shared(queries, kv_layer)
+            self.attend_own(queries, kv_layer)
+            self.merge_parts(out)
+        else:
+            self.attend_own(queries, kv_layer, out)
+
+    def attend_shared(self, queries: Tensor, kv_layer: Tensor) -> None:
+        prefix.prefix_attention(
+            queries,
+            kv_layer,
+            self.tables,
+            self._prefix_count,
+            self._list,
+            self._groups,
+            self._members,
+            self._first_part,
+            self._partials,
+            self._lse,
+            block_size=self._block_size,
+            **self._prefix_options,
+        )
+
+    def attend_own(self, queries: Tensor, kv_layer: Tensor, out: Tensor | None = None) -> None:
+        """Writes parts or, where an output is given, what they come to."""
+        merging = None
+        if out is not None:
+            merging = decode.Merging(self._first_part, self._num_parts, self._arrived, out)
+        # Where rows are few, programs that would find nothing to do take their time to start and end.
+        expected = queries.shape[0] * self._kv_heads * decode.PARTS_OF_A_ROW
+        fewest, most = (self._processors * each for each in decode.PROGRAMS_PER_PROCESSOR)
+        programs = min(max(expected, fewest), most)
+        decode.decode_attention(
+            queries,
+            kv_layer,
+            self.tables,
+            self._own_count,
+            self._list,
+            self._partials,
+            self._lse,
+            merging,
+            block_size=self._block_size,
+            overlap=self._overlap,
+            **{"num_programs": programs, **self._decode_options},
+        )
+
+    def merge_parts(self, out: Tensor) -> None:
+        merge(self._partials, self._lse, self._first_part, self._num_parts, out, **self._merge_options)

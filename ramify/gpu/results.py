@@ -1,0 +1,108 @@
+"""What a step draws: on the device where the next step reads it, and in pinned memory where the host does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ramify.engine.plan import NOT_FINITE, Draw, StepResult, TokenReport
+from ramify.gpu.kernels import race as codes
+from ramify.gpu.kernels.top_logprobs import Reports
+from ramify.sampling.mixing import NUM_MIXTURE_NUMBERS, as_reports
+from ramify.sampling.piece import NOTHING_IN_COMMON, NOTHING_LEFT
+
+NOTHING_IN_COMMON_CODE = 3  # beside those of the draw: two models rule out all that the other allows
+FAULTS = {
+    codes.NOT_FINITE: NOT_FINITE,
+    codes.NOTHING_LEFT: NOTHING_LEFT,
+    NOTHING_IN_COMMON_CODE: NOTHING_IN_COMMON,
+}
+
+
+class Drawn(NamedTuple):
+    """Of R rows: tokens (R,) int64, logprobs (R,), faults (R,) int32, and what is reported beside them.
+
+    mixture (R, 9) has the numbers of a MixtureReport, where two models are mixed.
+    """
+
+    token_ids: Tensor
+    logprobs: Tensor
+    faults: Tensor
+    reports: Reports
+    mixture: Tensor
+
+    @classmethod
+    def empty(cls, rows: int, num_reported: int, device: torch.device, *, pinned: bool = False) -> Drawn:
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device, pin_memory=pinned)
+
+        reports = Reports(
+            zeros(rows),
+            zeros(rows, dtype=torch.int32),
+            zeros(rows, num_reported, dtype=torch.int64),
+            zeros(rows, num_reported),
+        )
+        return cls(
+            zeros(rows, dtype=torch.int64),
+            zeros(rows),
+            zeros(rows, dtype=torch.int32),
+            reports,
+            zeros(rows, NUM_MIXTURE_NUMBERS, dtype=torch.float64),
+        )
+
+    def of(self, rows: int) -> Drawn:
+        """The first so many rows."""
+        reports = Reports(*(part[:rows] for part in self.reports))
+        return Drawn(self.token_ids[:rows], self.logprobs[:rows], self.faults[:rows], reports, self.mixture[:rows])
+
+
+class Results:
+    """Pinned memory that the results of one step arrive in."""
+
+    def __init__(self, rows: int, num_reported: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self._host = Drawn.empty(rows, num_reported, torch.device("cpu"), pinned=on_gpu)
+        self._has_reports = self._has_mixture = False
+        self._arrived = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+
+    def fetch(self, drawn: Drawn, *, with_reports: bool, with_mixture: bool = False) -> None:
+        """Asks for them; does not wait."""
+        self._has_reports, self._has_mixture = with_reports, with_mixture
+        targets = self._host.of(drawn.token_ids.shape[0])
+        pairs = list(zip(targets[:3], drawn[:3], strict=True))
+        if with_reports:
+            pairs += zip(targets.reports, drawn.reports, strict=True)
+        if with_mixture:
+            pairs.append((targets.mixture, drawn.mixture))
+        for target, source in pairs:
+            target.copy_(source, non_blocking=True)
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def read(self, rows: Sequence[int] | NDArray[np.int64], draws: Sequence[Draw]) -> StepResult:
+        """Waits; in the order of the plan's draws, whose rows these are."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        index = np.asarray(rows, dtype=np.int64)
+        token_ids, logprobs, faults = (part.numpy()[index] for part in self._host[:3])
+        messages = {draw: FAULTS[int(faults[draw])] for draw in np.flatnonzero(faults).tolist()}
+        reports = self._read_reports(index, draws) if self._has_reports else {}
+        result = StepResult(token_ids.tolist(), logprobs.tolist(), messages, reports)
+        if self._has_mixture:
+            result.mixtures.update(enumerate(as_reports(self._host.mixture[index])))
+        return result
+
+    def _read_reports(self, index: NDArray[np.int64], draws: Sequence[Draw]) -> dict[int, TokenReport]:
+        """Copies, since the next step but one writes here again."""
+        logprobs, ranks, top_ids, top_logprobs = (part.numpy()[index] for part in self._host.reports)
+        told = {}
+        for number, (draw, logprob, rank) in enumerate(zip(draws, logprobs.tolist(), ranks.tolist(), strict=True)):
+            count = draw.demands.params.logprobs
+            if count is not None:
+                told[number] = TokenReport(logprob, rank, top_ids[number, :count], top_logprobs[number, :count])
+        return told

@@ -1,0 +1,70 @@
+"""The device's copy of rows' block tables: the host sends what differs from what the device has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.device.reads import Int64s, Reads
+from ramify.engine.sharing import Table, common_blocks
+
+ENTRIES_AT_ONCE = 2**17  # of block tables, sent in one piece
+
+
+class DeviceTables:
+    """tables (max_rows, max_blocks) int32 on the device: the blocks of each single row, in order."""
+
+    def __init__(self, tables: Tensor) -> None:
+        self._tables = tables
+        self._known: list[Table] = [()] * tables.shape[0]
+        self._last_rows: Int64s = np.empty(0, np.int64)  # of the step before, in its order
+        self._last_tables: Sequence[Table] = ()
+        pinned = tables.device.type == "cuda"
+        # Two, in turns: one may still be on its way to the device while the next is written.
+        self._staged = [
+            (
+                torch.empty(ENTRIES_AT_ONCE, dtype=torch.int64, pin_memory=pinned),
+                torch.empty(ENTRIES_AT_ONCE, dtype=torch.int32, pin_memory=pinned),
+            )
+            for _ in range(2)
+        ]
+
+    def follow(self, reads: Reads) -> None:
+        """Sends what differs: mostly nothing, now and then a block at the end."""
+        if reads.first_rows is self._last_rows and reads.tables == self._last_tables:
+            return  # the same tracks just go on
+        self._last_rows, self._last_tables = reads.first_rows, reads.tables
+        entries: list[Int64s] = []
+        blocks: list[int] = []
+        width = self._tables.shape[1]
+        for row, count, table in zip(reads.first_rows.tolist(), reads.num_rows.tolist(), reads.tables, strict=True):
+            if count > 1:
+                continue
+            known = self._known[row]
+            if table is known or table == known:
+                continue
+            first = common_blocks(known, table)
+            entries.append(np.arange(row * width + first, row * width + len(table)))
+            blocks += table[first:]
+            self._known[row] = table
+        if entries:
+            self._send(np.concatenate(entries), blocks)
+
+    def _send(self, entries: Int64s, blocks: Sequence[int]) -> None:
+        """Through pinned memory, so that the host does not wait for the device; a long list goes in pieces."""
+        device = self._tables.device
+        values = np.array(blocks, dtype=np.int32)
+        for start in range(0, len(entries), ENTRIES_AT_ONCE):
+            where, sent = self._staged[0]
+            self._staged.reverse()
+            if start >= 2 * ENTRIES_AT_ONCE and device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()  # both are on their way
+            count = min(ENTRIES_AT_ONCE, len(entries) - start)
+            where.numpy()[:count] = entries[start : start + count]
+            sent.numpy()[:count] = values[start : start + count]
+            self._tables.view(-1).index_copy_(
+                0, where[:count].to(device, non_blocking=True), sent[:count].to(device, non_blocking=True)
+            )

@@ -1,0 +1,279 @@
+"""The CPU's own kernels against torch: for the machine's vectors, and for the narrower ones of other machines."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify import LLM, ModelConfig, SamplingParams
+from ramify.cpu.cpu_layers import CpuLayers
+from ramify.cpu.library import Library, load
+from ramify.cpu.panels import Ending, PackedLinear
+from ramify.device.layers import Batch, Layers, TorchLayers
+from ramify.device.pool import KVPool
+from ramify.device.reads import SharingRule, slots_between
+from ramify.engine.plan import Chunk, SharedPrefix
+from ramify.engine.sharing import best_sharing
+from ramify.models.decoder import Decoder
+from ramify.models.linear import Linear
+from ramify.models.loader import ModelLoader
+from tests.attention_truth import NONE_SHARED, reads_of
+from tests.conftest import CheckpointMaker
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="no g++ here")
+
+
+def _can_run(architecture: str) -> bool:
+    flags = Path("/proc/cpuinfo").read_text().split()
+    return architecture != "x86-64-v3" or {"avx2", "fma"} <= set(flags)
+
+
+@pytest.fixture(scope="module", params=["native", "x86-64-v3", "x86-64"])
+def library(request: pytest.FixtureRequest) -> Library:
+    """Vectors of 16, 8 and 4 numbers, where the machine has them."""
+    import platform
+
+    if request.param != "native" and (platform.machine() != "x86_64" or not _can_run(request.param)):
+        pytest.skip(f"this machine cannot run {request.param}")
+    return load(lambda _: None, request.param)
+
+
+# -- products ------------------------------------------------------------------------------------------------
+
+
+def _linear(outputs: int, depth: int, *, bias: bool, seed: int) -> Linear:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(outputs, depth, generator=generator) / depth**0.5
+    return Linear(weight, torch.randn(outputs, generator=generator) if bias else None)
+
+
+@given(
+    rows=st.sampled_from([1, 2, 5, 6, 7, 8, 13, 96, 200]),
+    depth=st.sampled_from([1, 3, 64, 511, 512, 513, 1100]),
+    outputs=st.sampled_from([1, 15, 16, 64, 65, 130]),
+    bias=st.booleans(),
+    ending=st.sampled_from(list(Ending)),
+    threads=st.integers(1, 2),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60)
+def test_products_and_their_endings(
+    library: Library, *, rows: int, depth: int, outputs: int, bias: bool, ending: Ending, threads: int, seed: int
+) -> None:
+    gated = ending is Ending.GATED
+    linear = _linear(outputs * (2 if gated else 1), depth, bias=bias, seed=seed)
+    torch.manual_seed(seed + 1001)  # not the weight's numbers again
+    x, out = torch.randn(rows, depth), torch.randn(rows, outputs)
+    exact = x.double() @ linear.weight.double().t()
+    if linear.bias is not None:
+        exact += linear.bias.double()
+    if gated:
+        gate, up = exact.chunk(2, dim=-1)
+        exact = F.silu(gate) * up
+    elif ending is Ending.ADD:
+        exact += out.double()
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        PackedLinear(library, linear, gated=gated).multiply(x, out, ending)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(out.double(), exact, atol=1e-5, rtol=1e-5)
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it(library: Library) -> None:
+    packed = PackedLinear(library, _linear(100, 700, bias=True, seed=1))
+    x = torch.randn(300, 700)
+    together = torch.empty(300, 100)
+    packed.multiply(x, together)
+    for count in (1, 4, 9, 192):
+        some = torch.empty(count, 100)
+        packed.multiply(x[:count].contiguous(), some)
+        assert torch.equal(some, together[:count])
+
+
+def test_weights_written_in_place_are_packed_again(library: Library) -> None:
+    linear = _linear(70, 40, bias=True, seed=2)
+    packed, x, out = PackedLinear(library, linear), torch.randn(3, 40), torch.empty(3, 70)
+    packed.multiply(x, out)
+    with torch.inference_mode():
+        linear.weight[:10].zero_()
+    assert linear.bias is not None
+    linear.bias.zero_()
+    packed.multiply(x, out)
+    torch.testing.assert_close(out, x @ linear.weight.t(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_weight_that_is_a_view_is_packed_as_it_reads(library: Library) -> None:
+    weight = torch.randn(300, 400).t()
+    x, out = torch.randn(2, 300), torch.empty(2, 400)
+    PackedLinear(library, Linear(weight)).multiply(x, out)
+    torch.testing.assert_close(out, x @ weight.t(), atol=1e-4, rtol=1e-4)
+
+
+def test_silu_at_the_ends_of_the_numbers(library: Library) -> None:
+    """A product of depth one hands its input through to the gate."""
+    x = torch.cat([torch.linspace(-130, 130, 5001), torch.tensor([0.0, 1e-30, -1e-30, 1e30, -1e30, torch.nan])])[
+        :, None
+    ]
+    out = torch.empty(len(x), 1)
+    PackedLinear(library, Linear(torch.tensor([[1.0], [0.5]])), gated=True).multiply(x, out, Ending.GATED)
+    exact = (F.silu(x.double()) * 0.5 * x.double()).float()
+    near = x.abs() < 8
+    torch.testing.assert_close(out[near], exact[near], atol=1e-36, rtol=1e-6)
+    # The exponent is rounded once: where the gate is nearly shut, its last digits go.
+    torch.testing.assert_close(out, exact, atol=1e-34, rtol=2e-5, equal_nan=True)
+
+
+# -- a whole decoder -----------------------------------------------------------------------------------------
+
+MODELS: dict[str, tuple[str, dict[str, int | bool]]] = {
+    "llama": ("llama", {}),
+    "heads of 64 by threes": ("llama", {"head_dim": 64, "hidden_size": 96, "num_attention_heads": 6}),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "heads of 24": ("llama", {"head_dim": 24, "num_key_value_heads": 1}),
+    "heads of 256": ("llama", {"head_dim": 256, "num_attention_heads": 2, "num_key_value_heads": 1}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {"head_dim": 128}),
+}
+
+
+def _step(numbers: random.Random, block_size: int) -> list[Chunk]:
+    """Chunks of tracks that share beginnings at random: decodes, prompts from nothing, prompts half-way."""
+    free = list(range(300))
+    numbers.shuffle(free)
+    chunks = []
+    for _ in range(numbers.randint(1, 3)):
+        common = [free.pop() for _ in range(numbers.choice([0, 2, 6]))]
+        for _ in range(numbers.choice([1, 3, 9])):
+            past = len(common) * block_size + numbers.choice([0, 1, block_size, 70])
+            count = numbers.choice([1, 1, 1, 3, 40])
+            own = -(-(past + count) // block_size) - len(common)
+            if own > len(free):
+                break
+            table = (*common, *(free.pop() for _ in range(own)))
+            chunks.append(Chunk([numbers.randrange(320) for _ in range(count)], past, table))
+    numbers.shuffle(chunks)
+    return chunks
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_step_of_any_shape(model: str, library: Library, make_checkpoint: CheckpointMaker) -> None:
+    """Hidden states, logits and what is kept in the pool, with and without groups, of all rows and of some."""
+    family, changes = MODELS[model]
+    decoder = _decoder(make_checkpoint(family, **changes))
+    for seed in range(12):
+        numbers = random.Random(seed)
+        block_size = numbers.choice([1, 4, 16])
+        chunks = tuple(_step(numbers, block_size))
+        tables = [chunk.block_table[: chunk.start // block_size] for chunk in chunks]
+        shared = tuple(SharedPrefix(item.num_blocks, item.rows) for item in best_sharing(tables))
+        shared = shared if numbers.random() < 0.7 else ()
+        rows = sum(len(chunk.token_ids) for chunk in chunks)
+        wanted = sorted(numbers.sample(range(rows), numbers.choice([0, 1, rows // 2, rows])))
+        results = []
+        for native in (False, True):
+            pool = KVPool(decoder.arch, 300, block_size, torch.float32, torch.device("cpu"))
+            pool.kv.normal_(generator=torch.Generator().manual_seed(seed))
+            layers: Layers = TorchLayers(decoder, pool, NONE_SHARED)
+            if native:
+                layers = CpuLayers(library, decoder, pool, SharingRule(fewest_positions=8))
+            hidden = _forward(layers, chunks, shared, wanted)
+            results.append((hidden.clone(), layers.logits(hidden), _written(pool, chunks)))
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other, atol=3e-5, rtol=1e-4)
+
+
+def _forward(
+    layers: Layers, chunks: Sequence[Chunk], shared: Sequence[SharedPrefix], wanted: list[int]
+) -> torch.Tensor:
+    size = layers.pool.block_size
+    reads = reads_of(chunks, shared, size, layers.sharing)
+    slots = [slots_between(chunk.block_table, chunk.start, chunk.end, size) for chunk in chunks]
+    batch = Batch(
+        torch.tensor([token for chunk in chunks for token in chunk.token_ids]),
+        torch.tensor([position for chunk in chunks for position in range(chunk.start, chunk.end)]),
+        torch.from_numpy(np.concatenate(slots)),
+    )
+    with torch.inference_mode():
+        layers.prepare(reads)
+        return layers.forward(batch, None if len(wanted) == reads.size else wanted)
+
+
+def _decoder(folder: Path) -> Decoder:
+    return ModelLoader(ModelConfig(model=str(folder))).load_model("cpu")
+
+
+def _written(pool: KVPool, chunks: tuple[Chunk, ...]) -> torch.Tensor:
+    return torch.cat(
+        [pool.blocks[:, list(chunk.block_table)].flatten(1, 2)[:, chunk.start : chunk.end] for chunk in chunks], 1
+    )
+
+
+def test_what_nobody_wrote_is_not_read(library: Library, make_checkpoint: CheckpointMaker) -> None:
+    """A fault may leave NaN in a freed block, or a neighbour's row be NaN: others do not notice."""
+    decoder = _decoder(make_checkpoint("llama"))
+    pool = KVPool(decoder.arch, 8, 16, torch.float32, torch.device("cpu"))
+    pool.kv.fill_(torch.nan)
+    layers = CpuLayers(library, decoder, pool)
+    prompts = (Chunk([1] * 17, 0, (0, 1)), Chunk([2, 3], 0, (2,)))
+    assert _forward(layers, prompts, (), [16, 18]).isfinite().all()
+    pool.kv[:, 2 * 16] = torch.nan  # the second's first position
+    hidden = _forward(layers, (Chunk([5], 17, (0, 1)), Chunk([6], 2, (2,))), (), [0, 1])
+    assert hidden[0].isfinite().all()
+    assert hidden[1].isnan().all()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_an_engine_draws_what_it_draws_on_torchs_operators(family: str, make_checkpoint: CheckpointMaker) -> None:
+    """Chunked prompts, groups, prefix hits, a cache of a few blocks and prompt logprobs, seeded."""
+    folder = str(make_checkpoint(family))
+    numbers = random.Random(3)
+    common = [numbers.randrange(320) for _ in range(80)]
+    prompts = [common + [numbers.randrange(320) for _ in range(numbers.choice([0, 3, 50]))] for _ in range(5)]
+    params = SamplingParams(n=4, seed=11, max_tokens=20, logprobs=2)
+    told = []
+    for eager in (False, True):
+        llm = LLM(
+            folder, device="cpu", enforce_eager=eager, max_num_batched_tokens=64, num_kv_blocks=40, max_model_len=256
+        )
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        outputs += llm.generate(prompts[:2], SamplingParams(max_tokens=1, prompt_logprobs=1), use_tqdm=False)
+        told.append(outputs)
+    for one, other in zip(*told, strict=True):
+        assert [item.token_ids for item in one.outputs] == [item.token_ids for item in other.outputs]
+        for mine, theirs in zip(one.outputs, other.outputs, strict=True):
+            assert mine.cumulative_logprob == pytest.approx(theirs.cumulative_logprob, abs=1e-3)
+
+
+def test_numbers_do_not_depend_on_the_batch(make_checkpoint: CheckpointMaker) -> None:
+    """Alone, among others, with prompts in other pieces, on more threads: the same bits if nothing is shared."""
+    folder = str(make_checkpoint("llama", head_dim=64))
+    numbers = random.Random(8)
+    prompts = [[numbers.randrange(320) for _ in range(numbers.randint(2, 150))] for _ in range(12)]
+    params = SamplingParams(seed=2, max_tokens=30, logprobs=3, ignore_eos=True)
+
+    def drawn(prompts: list[list[int]], at_once: int | None = None) -> list[tuple[tuple[int, ...], float | None]]:
+        llm = LLM(folder, device="cpu", enable_prefix_caching=False, max_model_len=256, max_num_batched_tokens=at_once)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        return [(output.outputs[0].token_ids, output.outputs[0].cumulative_logprob) for output in outputs]
+
+    alone = [drawn([prompt])[0] for prompt in prompts]
+    assert drawn(prompts) == alone
+    assert drawn(prompts, at_once=97) == alone
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert drawn(prompts) == alone
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,88 @@
+"""Two models in the CUDA step against the CPU path, on tiny float32 models: two lanes, one draw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ramify import OptimalSampling
+from ramify.device.step import DeviceStep
+from ramify.gpu.gpu_step import gpu_step
+from ramify.optimal import OptimalOutputs
+from ramify.sampling.mixing import Mixer
+from tests.conftest import CheckpointMaker
+from tests.kernels.test_gpu_step import models_of
+
+OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 12}
+TEACHER = [[5, 6, 7], list(range(10, 50)), [9]]
+THETA = [list(range(10, 45)), [5, 6, 7], [9, 9]]
+
+
+@pytest.fixture(scope="module")
+def folders(make_checkpoint: CheckpointMaker) -> tuple[Path, Path]:
+    """Different shapes of one vocabulary."""
+    teacher = make_checkpoint("qwen3", hidden_size=128, num_hidden_layers=2)
+    theta = make_checkpoint("qwen3", hidden_size=64, num_hidden_layers=1, num_attention_heads=2)
+    return teacher, theta
+
+
+def sampler(
+    folders: tuple[Path, Path], device: torch.device, *, runs_ahead: bool = True, **options: Any
+) -> OptimalSampling:
+    """An engine whose device step has the GPU's layers and sampler wherever it runs."""
+    teacher, theta = map(str, folders)
+    made = OptimalSampling(teacher, theta, device=device.type, **OPTIONS, **options)
+    if device.type == "cpu":
+        mixer = Mixer(made.mixture_config)
+        made.core.device = gpu_step(models_of(made.core.device), max_num_seqs=12, max_model_len=128, mixer=mixer)
+    assert isinstance(made.core.device, DeviceStep)
+    made.core.device.runs_ahead = runs_ahead
+    return made
+
+
+def generate(made: OptimalSampling, **options: Any) -> OptimalOutputs:
+    outputs = made.generate(TEACHER, THETA, use_tqdm=False, **{"max_tokens": 4, "seed": 3, **options})
+    assert not any(output.error for output in outputs.outputs)
+    assert made.stats()["engine"]["blocks_in_use"] == 0
+    return outputs
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "sampled": {"n": 3},
+    "filtered": {"n": 2, "top_k": 30, "top_p": 0.9, "logprobs": 2},
+    "controlled": {"repetition_penalty": 1.3, "logit_bias": {7: 2.0}},
+}
+
+
+# In the interpreter each takes half a minute: two of them every time, the others with the long proofs.
+CASES = [
+    ("filtered", False),
+    ("sampled", True),
+    *(pytest.param(kind, False, marks=pytest.mark.long) for kind in ("greedy", "sampled", "controlled")),
+]
+
+
+@pytest.mark.parametrize(("kind", "one"), CASES)
+def test_tokens_and_numbers_equal_the_cpu_path(
+    folders: tuple[Path, Path], device: torch.device, kind: str, one: bool
+) -> None:
+    chosen = (folders[0], folders[0]) if one else folders
+    made = generate(sampler(chosen, device), **KINDS[kind])
+    on_cpu = OptimalSampling(*map(str, chosen), device="cpu", **OPTIONS)
+    expected = generate(on_cpu, **KINDS[kind])
+    assert made.generated_ids == expected.generated_ids
+    for ours, theirs in zip(made.samples, expected.samples, strict=True):
+        for item, other in zip(ours.mixture or (), theirs.mixture or (), strict=True):
+            assert item == pytest.approx(other, abs=2e-4)
+        assert ours.cumulative_logprob == pytest.approx(theirs.cumulative_logprob, abs=1e-3)
+
+
+def test_running_ahead_changes_nothing(folders: tuple[Path, Path], device: torch.device) -> None:
+    ahead = generate(sampler(folders, device), n=3)
+    in_turn = generate(sampler(folders, device, runs_ahead=False), n=3)
+    assert ahead.generated_ids == in_turn.generated_ids
+    assert ahead.alpha_history == in_turn.alpha_history
