@@ -17,6 +17,11 @@ from ramify.engine.sharing import Table
 from ramify.sampling.pipeline import Source
 
 
+def most_rows(max_num_seqs: int, num_tracks: int, num_models: int) -> int:
+    """Single rows of one model in a step, with padding; several tracks of a sequence may be of one model."""
+    return padded(max_num_seqs * num_tracks // num_models)
+
+
 class Lane:
     """With graphs, a step of decodes alone is padded to the size of one, and leaves the logits of all its rows in a
     buffer: what graphs read and write must stay where it is."""

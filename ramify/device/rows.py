@@ -85,7 +85,8 @@ class ModelRows:
     def go_on(self, tables: list[Table], rows: Int64s, drawing_rows: Int64s) -> Int64s:
         """The decodes of the step before, one position on, each with the token that its drawing row drew there.
 
-        What `place` comes to while nobody comes or goes, in a fifth of the time. Returns their positions.
+        What `place` comes to while nobody comes or goes; with what follows from it (`DeviceStep`), it saves the host
+        0.5 ms of 2 for 256 rows. Returns their positions.
         """
         numbers, block_size = self._numbers.host, self._block_size
         positions: Int64s = numbers[POSITION, rows] + 1

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ramify.config import LogprobsMode
 from ramify.device.graphs import Graphs, padded
-from ramify.device.lane import Lane
+from ramify.device.lane import Lane, most_rows
 from ramify.device.layers import Layers
 from ramify.device.reads import Int64s
 from ramify.device.rows import DrawRows, upload
@@ -54,12 +54,12 @@ class SamplerKernels(Protocol):
         """(max_rows,) what was drawn last, row by row."""
 
     def choose(self, draws: Sequence[Draw]) -> SamplerChoice | None:
-        """The cheapest kind that serves all of these draws; None if there is none."""
+        """The cheapest that serves all of these draws; None if there is none."""
 
-    def draw(self, logits: Sequence[Tensor], integers: Tensor, floats: Tensor, kind: SamplerChoice) -> None:
+    def draw(self, logits: Sequence[Tensor], integers: Tensor, floats: Tensor, choice: SamplerChoice) -> None:
         """From the logits (R, vocabulary) of each track, and the columns of R draws."""
 
-    def fetch(self, kind: SamplerChoice, *, at_once: bool = False) -> Results:
+    def fetch(self, choice: SamplerChoice, *, at_once: bool = False) -> Results:
         """Asks for what was drawn last; `at_once`: it is read before anything else is fetched."""
 
 
@@ -70,7 +70,7 @@ class _Steady:
     keys: list[list[str]]  # of each lane's chunks
     drawing_rows: list[Int64s]  # where each of these draws
     rows: Int64s  # of the draws, in their order
-    kind: SamplerChoice
+    choice: SamplerChoice
 
     def goes_on_as(self, plan: Plan) -> bool:
         """Whether a plan has the same tracks, each to compute the token that it drew in the last step."""
@@ -98,15 +98,15 @@ class DeviceStep:
         self.runs_ahead = runs_ahead
         self.sampler = Sampler(logprobs_mode, mixer)
         self.graphs = Graphs(self.device, use_graphs=use_graphs)
-        max_rows, tracks = padded(max_num_seqs), 1 if mixer is None else 2
-        most = padded(max_num_seqs * tracks // len(layers))  # two tracks may be of one model
-        self.lanes = [Lane(each, most, self.graphs if kernels is not None else None) for each in layers]
+        num_tracks = 1 if mixer is None else 2
+        max_rows = most_rows(max_num_seqs, num_tracks, len(layers))
+        self.lanes = [Lane(each, max_rows, self.graphs if kernels is not None else None) for each in layers]
         self._kernels = kernels
-        self._max_rows = max_rows
-        self._draw_rows = DrawRows(max_rows, self.device)
-        self._seats = Seats() if tracks == 2 else None  # of the draws; those of one track stand where it does
+        self._max_draws = padded(max_num_seqs)
+        self._draw_rows = DrawRows(self._max_draws, self.device)
+        self._seats = Seats() if num_tracks == 2 else None  # of the draws; those of one track stand where it does
         # The tokens of the last step by the rows they were drawn in, and the row of each track that may go on unseen.
-        self._tokens = torch.zeros(max_rows, dtype=torch.int64, device=self.device)
+        self._tokens = torch.zeros(self._max_draws, dtype=torch.int64, device=self.device)
         if kernels is not None:
             self._tokens = kernels.tokens
         self._drawn_in: dict[str, int] = {}
@@ -166,16 +166,16 @@ class DeviceStep:
     # -- draws -----------------------------------------------------------------------------------------------
 
     def _draw(self, plan: Plan, tracks: Sequence[_Track]) -> Ticket:
-        kind = None if self._kernels is None else self._kernels.choose(plan.draws)
-        if self._kernels is not None and kind is not None:
+        choice = None if self._kernels is None else self._kernels.choose(plan.draws)
+        if self._kernels is not None and choice is not None:
             if self._is_one_to_one(plan.draws, tracks):
-                return self._draw_captured(plan, tracks, kind)
+                return self._draw_captured(plan, tracks, choice)
             sources = self._sources(tracks)
-            if len(plan.draws) <= self._max_rows:
+            if len(plan.draws) <= self._max_draws:
                 self._drawn_in = _rows_by_key(plan, range(len(plan.draws)))
-                self._draw_fresh(self._kernels, plan.draws, sources, kind)
-                return partial(self._kernels.fetch(kind).read, range(len(plan.draws)), plan.draws)
-            result = self._draw_in_waves(self._kernels, plan.draws, sources, kind)
+                self._draw_fresh(self._kernels, plan.draws, sources, choice)
+                return partial(self._kernels.fetch(choice).read, range(len(plan.draws)), plan.draws)
+            result = self._draw_in_waves(self._kernels, plan.draws, sources, choice)
         else:
             result = self.sampler.sample(self._sources(tracks), plan.draws)
         if self.runs_ahead:
@@ -201,7 +201,7 @@ class DeviceStep:
             and all(len(set(track.rows.tolist())) == len(draws) for track in tracks)
         )
 
-    def _draw_captured(self, plan: Plan, tracks: Sequence[_Track], kind: SamplerChoice) -> Ticket:
+    def _draw_captured(self, plan: Plan, tracks: Sequence[_Track], choice: SamplerChoice) -> Ticket:
         draws = plan.draws
         keys = [[chunk.key for chunk in work.chunks] for work in plan.works]
         rows, sources = tracks[0].rows, [track.rows for track in tracks] if len(tracks) > 1 else []
@@ -218,7 +218,7 @@ class DeviceStep:
             for names, drawn in zip(keys, drawing_rows, strict=True)
             for key, row in zip(names, drawn.tolist(), strict=True)
         }
-        self._steady = _Steady(keys, drawing_rows, rows, kind)
+        self._steady = _Steady(keys, drawing_rows, rows, choice)
         return self._replay(self._steady, draws)
 
     def _go_on(self, steady: _Steady, plan: Plan) -> Ticket:
@@ -232,10 +232,10 @@ class DeviceStep:
     def _replay(self, steady: _Steady, draws: Sequence[Draw]) -> Ticket:
         assert self._kernels is not None, "captured steps draw by kernels"
         size = padded(len(draws))
-        self.graphs.run((size, steady.kind), lambda: self._draw_all(size, steady.kind))
-        return partial(self._kernels.fetch(steady.kind).read, steady.rows, draws)
+        self.graphs.run((size, steady.choice), lambda: self._draw_all(size, steady.choice))
+        return partial(self._kernels.fetch(steady.choice).read, steady.rows, draws)
 
-    def _draw_all(self, size: int, kind: SamplerChoice) -> None:
+    def _draw_all(self, size: int, choice: SamplerChoice) -> None:
         """From the logits that captured lanes left, row by row."""
         assert self._kernels is not None
         integers, floats = self._draw_rows.columns(size)
@@ -246,26 +246,26 @@ class DeviceStep:
                 teacher.all_logits()[integers[column.TEACHER_ROW]],
                 theta.all_logits()[integers[column.THETA_ROW]],
             ]
-        self._kernels.draw(logits, integers, floats, kind)
+        self._kernels.draw(logits, integers, floats, choice)
 
     def _draw_fresh(
-        self, kernels: SamplerKernels, draws: Sequence[Draw], sources: Sequence[Source], kind: SamplerChoice
+        self, kernels: SamplerKernels, draws: Sequence[Draw], sources: Sequence[Source], choice: SamplerChoice
     ) -> None:
         """Into the first rows, whoever stood there; does not wait for them."""
         logits = [source.logits[upload(source.rows, self.device)] for source in sources]
         columns = Columns.of(draws)
-        kernels.draw(logits, upload(columns.integers, self.device), upload(columns.floats, self.device), kind)
+        kernels.draw(logits, upload(columns.integers, self.device), upload(columns.floats, self.device), choice)
 
     def _draw_in_waves(
-        self, kernels: SamplerKernels, draws: Sequence[Draw], sources: Sequence[Source], kind: SamplerChoice
+        self, kernels: SamplerKernels, draws: Sequence[Draw], sources: Sequence[Source], choice: SamplerChoice
     ) -> StepResult:
         """More draws than rows: many children of one prompt take their first tokens."""
         whole = StepResult([], [])
-        for start in range(0, len(draws), self._max_rows):
-            some = slice(start, start + self._max_rows)
+        for start in range(0, len(draws), self._max_draws):
+            some = slice(start, start + self._max_draws)
             part = [Source(source.logits, source.rows[some]) for source in sources]
-            self._draw_fresh(kernels, draws[some], part, kind)
-            whole.extend(kernels.fetch(kind, at_once=True).read(range(len(draws[some])), draws[some]))
+            self._draw_fresh(kernels, draws[some], part, choice)
+            whole.extend(kernels.fetch(choice, at_once=True).read(range(len(draws[some])), draws[some]))
         return whole
 
 

@@ -1,6 +1,6 @@
-"""Gangs to blocks: what a gang takes when it starts, what it adds in a step, what it leaves when it gives way.
+"""Gangs to blocks: what a gang takes when it starts, what it adds in a step, what it leaves when it is preempted.
 
-Knows no queue: who goes first, and who gives way to whom, is the scheduler's.
+Knows no queue: who goes first, and who is preempted for whom, is the scheduler's to say.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Placement:
     def place_decode(self, sequence: Sequence, schedule: Schedule) -> bool:
         """The one position that a sequence lacks after an output, in a block that is open; returns whether it was that.
 
-        What `place` comes to for nearly every sequence in nearly every step, in a third of the time.
+        What `place` comes to for most sequences in most steps: for 256 rows it saves the host 1.5 ms of 3.
         """
         track, output, num_pending = sequence.tracks[0], sequence.data.output_token_ids, sequence.num_pending
         manager, start = self.managers[track.model], track.num_computed

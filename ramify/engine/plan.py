@@ -17,8 +17,8 @@ from ramify.outputs import MixtureReport
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 PENDING = -1  # stands for a token that the device has drawn and the host does not know yet
-# Makes a NamedTuple from a tuple of its fields, in 0.11 us where calling its name takes 0.25: every row of every step
-# needs five of them.
+# Makes a NamedTuple from a tuple of its fields in 0.13 us where calling its name takes 0.25: every row of every step
+# needs five of them, a tenth of the host's time for 256 rows.
 quickly = tuple.__new__
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]

@@ -2,8 +2,8 @@
 
 There is no prefill or decode phase: each track's computed count catches up with its tokens, within the step's budget of
 tokens. Gangs (sequences that step together, usually one alone) have an order (priority, arrival, child): the first in
-it is served first, the last gives up its blocks when others lack some, so the first always gets on and nobody waits
-for ever.
+it is served first, the last is preempted when others lack blocks, so the first always gets on and nobody waits for
+ever.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Scheduler:
     # -- one step --------------------------------------------------------------------------------------------
 
     def schedule(self, *, may_preempt: bool = True) -> Schedule:
-        """Decides a step. While another is under way nobody can be made to give way: it may be about to fork or end."""
+        """Decides a step. While another is under way nobody can be preempted: it may be about to fork or end."""
         schedule = Schedule(self.max_num_batched_tokens, [Work() for _ in self.managers])
         shares = self._share_budget(schedule)
         for gang in list(self.running):
@@ -249,7 +249,7 @@ class Scheduler:
             insort(self.running, gang, key=_order)
             self._rows_changed()
 
-    # -- giving way ------------------------------------------------------------------------------------------
+    # -- preemption ------------------------------------------------------------------------------------------
 
     def _victim(self, gang: Gang) -> Gang:
         """Who gives up blocks so that `gang` can grow: the last to run, else a later one that waits with some."""
@@ -301,8 +301,8 @@ def _order(gang: Gang) -> Order:
     return gang.order
 
 
-def _longest_missing(item: tuple[Gang, list[int]]) -> int:
-    return max(item[1])
+def _longest_missing(lacking: tuple[Gang, list[int]]) -> int:
+    return max(lacking[1])
 
 
 def _take_out(ordered: list[Gang], gang: Gang) -> bool:

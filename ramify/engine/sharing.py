@@ -1,8 +1,8 @@
 """Who may read which leading blocks together: a pure function of block tables.
 
-Tables form a tree of prefixes. A group at a node of depth d with m rows below it reads d blocks once instead of m times
-and so saves (m - 1) * d block reads. Every row is in at most one group. From the leaves up, each node decides whether
-the rows still loose below it, and the groups that would gain by it, become one group there.
+Tables form a tree of prefixes. Sharing at a node of depth d with m rows below it reads d blocks once instead of m times
+and so saves (m - 1) * d block reads. Every row shares in at most one place. From the leaves up, each node decides
+whether the rows still loose below it, and those of sharings that would gain by it, share there instead.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ class Sharing:
 
 @dataclass(slots=True)
 class _Node:
-    """The rows below a prefix of `depth` blocks: those in groups, and those still loose."""
+    """The rows below a prefix of `depth` blocks: those that share already, and those still loose."""
 
     depth: int
     loose: list[int] = field(default_factory=list)
-    groups: list[Sharing] = field(default_factory=list)
+    sharings: list[Sharing] = field(default_factory=list)
 
     def take(self, other: _Node) -> None:
         self.loose += other.loose
-        self.groups += other.groups
+        self.sharings += other.sharings
 
     def close(self) -> None:
-        """Everything below is known: one group here, if that saves more than what is there already."""
-        dissolved = [group for group in self.groups if len(group.rows) * self.depth > group.saved]
-        rows = self.loose + [row for group in dissolved for row in group.rows]
-        group = Sharing(self.depth, tuple(sorted(rows)))
-        if group.saved > sum(item.saved for item in dissolved):
-            self.groups = [item for item in self.groups if item not in dissolved] + [group]
+        """Everything below is known: one sharing here, if that saves more than what is there already."""
+        dissolved = [sharing for sharing in self.sharings if len(sharing.rows) * self.depth > sharing.saved]
+        rows = self.loose + [row for sharing in dissolved for row in sharing.rows]
+        whole = Sharing(self.depth, tuple(sorted(rows)))
+        if whole.saved > sum(sharing.saved for sharing in dissolved):
+            self.sharings = [sharing for sharing in self.sharings if sharing not in dissolved] + [whole]
             self.loose = []
 
 
 def best_sharing(tables: Sequence[Table]) -> list[Sharing]:
-    """Groups that save block reads; rows that share nothing are in none."""
+    """Sharings that save block reads; rows that share nothing are in none."""
     order = sorted(range(len(tables)), key=lambda row: tables[row])  # rows with equal beginnings stand together
     depths = [*(common_blocks(tables[a], tables[b]) for a, b in pairwise(order)), 0]
     path = [_Node(0)]  # from the root to the node that the next row hangs on
@@ -63,7 +63,7 @@ def best_sharing(tables: Sequence[Table]) -> list[Sharing]:
         if path[-1].depth < depth:
             path.append(_Node(depth))
         path[-1].take(below)
-    return path[0].groups
+    return path[0].sharings
 
 
 def common_blocks(one: Table, other: Table) -> int:

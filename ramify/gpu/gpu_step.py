@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ramify.config import LogprobsMode
 from ramify.device.graphs import padded
+from ramify.device.lane import most_rows
 from ramify.device.pool import KVPool
 from ramify.device.step import DeviceStep
 from ramify.gpu.gpu_layers import GpuLayers
@@ -24,8 +25,7 @@ def gpu_step(
     use_graphs: bool = True,
     runs_ahead: bool = True,
 ) -> DeviceStep:
-    tracks = 1 if mixer is None else 2
-    max_rows = padded(max_num_seqs * tracks // len(models))
+    max_rows = most_rows(max_num_seqs, 1 if mixer is None else 2, len(models))
     layers = [GpuLayers(*model, max_rows=max_rows, max_model_len=max_model_len) for model in models]
     vocab_size = min(decoder.arch.vocab_size for decoder, _ in models)
     kernels = KernelSampler(padded(max_num_seqs), vocab_size, layers[0].device, logprobs_mode, mixer)

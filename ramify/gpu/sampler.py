@@ -54,24 +54,24 @@ class KernelSampler:
             return None
         return SamplerChoice("filtered" if "filtered" in kinds else "plain", reports=most >= 0)
 
-    def draw(self, logits: Sequence[Tensor], integers: Tensor, floats: Tensor, kind: SamplerChoice) -> None:
+    def draw(self, logits: Sequence[Tensor], integers: Tensor, floats: Tensor, choice: SamplerChoice) -> None:
         """From the logits (R, vocabulary) of each track and the columns of R draws, into the first R rows."""
         drawn = self._drawn.of(logits[0].shape[0])
         if self._mixer is None:
             [own] = logits
-            self._draw(own, integers, floats, kind, drawn)
+            self._draw(own, integers, floats, choice, drawn)
             return
         teacher, theta = (part[:, : self._vocab_size] for part in logits)
         temperatures = floats[column.TEMPERATURE]
         pair = self._mixer.mix(teacher, theta, temperatures, integers[column.POSITION] == 0)
         # The temperature is in the mixture; what is left of it is whether the likeliest token is wanted.
         floats = torch.stack([(temperatures > 0).float(), *floats[1:]])
-        self._draw(pair.logits.contiguous(), integers, floats, kind, drawn)
+        self._draw(pair.logits.contiguous(), integers, floats, choice, drawn)
         drawn.faults.masked_fill_(pair.mixed.disjoint, NOTHING_IN_COMMON_CODE)
         drawn.faults.masked_fill_(~pair.mixed.sound, NOT_FINITE)
         drawn.mixture.copy_(pair.numbers(drawn.token_ids))
 
-    def fetch(self, kind: SamplerChoice, *, at_once: bool = False) -> Results:
+    def fetch(self, choice: SamplerChoice, *, at_once: bool = False) -> Results:
         """Asks for what the last step drew; the answer can be read when it has arrived.
 
         There are two buffers, in turns, since the step before may not have been read yet: what is read at once takes
@@ -80,16 +80,16 @@ class KernelSampler:
         result = self._results[0]
         if not at_once:
             self._results.reverse()
-        result.fetch(self._drawn, with_reports=kind.reports, with_mixture=self._mixer is not None)
+        result.fetch(self._drawn, with_reports=choice.reports, with_mixture=self._mixer is not None)
         return result
 
-    def _draw(self, out: Tensor, integers: Tensor, floats: Tensor, kind: SamplerChoice, drawn: Drawn) -> None:
+    def _draw(self, out: Tensor, integers: Tensor, floats: Tensor, choice: SamplerChoice, drawn: Drawn) -> None:
         temperatures, top_p, min_p = floats
         size = out.shape[0]
         scores = BlockScores(*(part[:size] for part in self._scores))
         score_blocks(out, temperatures, scores)
         floor = None
-        if kind.kind == "filtered":
+        if choice.kind == "filtered":
             floor = self._floors[:size]
             find_floors(
                 out,
@@ -113,7 +113,7 @@ class KernelSampler:
             faults=drawn.faults,
             floors=floor,
         )
-        if kind.reports:
+        if choice.reports:
             processing = None
             if self._logprobs_mode == "processed":
                 processing = Processing(temperatures, self._no_floors[:size] if floor is None else floor)
