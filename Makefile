@@ -2,10 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SERVE ?= # further flags: make serve SERVE="--port 9000"
-NATIVE := $(wildcard ramify/cpu/*.cpp ramify/cpu/*.h)
+CPU_KERNELS := $(wildcard ramify/cpu/*.cpp ramify/cpu/*.h)
 PROMPT ?= Once upon a time, in a small village by the sea,
 
-.PHONY: demo test test-long test-gpu check format bench sanitize serve clean
+.PHONY: demo test test-long test-gpu check format count bench sanitize serve clean
 
 demo: .venv/.installed
 	$(BIN)/ramify generate "$(PROMPT)" -n 4 --temperature 0.8 --max-tokens 48 --seed 7
@@ -19,13 +19,18 @@ test-long: .venv/.installed-dev
 check: .venv/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
+	$(BIN)/clang-format --dry-run --Werror $(CPU_KERNELS)
 	$(BIN)/mypy
 
 format: .venv/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	$(BIN)/clang-format -i $(NATIVE)
+	$(BIN)/clang-format -i $(CPU_KERNELS)
+	$(BIN)/python docs/count.py --write >/dev/null
+
+# How much there is to read, by room; `make format` writes the tour's numbers where they are said.
+count:
+	@$(PYTHON) docs/count.py
 
 bench: .venv/.installed-dev
 	$(BIN)/python bench/startup.py
