@@ -91,14 +91,18 @@ class ModelRows:
         numbers, block_size = self._numbers.host, self._block_size
         positions: Int64s = numbers[POSITION, rows] + 1
         slots = numbers[SLOT, rows] + 1
-        moved = np.flatnonzero(positions % block_size == 0).tolist()
+        moved = set(np.flatnonzero(positions % block_size == 0).tolist())
         if tables != self._tables:
             known = self._tables
-            moved += [index for index, table in enumerate(tables) if table is not known[index]]
+            moved.update(index for index, table in enumerate(tables) if table is not known[index])
             self._tables = tables
-        for index in moved:
-            block, offset = divmod(int(positions[index]), block_size)
-            slots[index] = tables[index][block] * block_size + offset
+        if moved:  # into another block
+            some = np.array(sorted(moved), np.int64)
+            blocks = (positions[some] // block_size).tolist()
+            first = np.array(
+                [tables[index][block] for index, block in zip(some.tolist(), blocks, strict=True)], np.int64
+            )
+            slots[some] = first * block_size + positions[some] % block_size
         numbers[POSITION, rows] = positions
         numbers[SLOT, rows] = slots
         numbers[SOURCE, rows] = drawing_rows

@@ -141,6 +141,15 @@ class BlockManager:
         self._frozen[key] = tuple(table)
         return copies
 
+    def append_block(self, key: str, position: int) -> tuple[int, ...] | None:
+        """What `extend` comes to where a position opens the next block; the new table, or None if it was not that."""
+        table = self._tables.get(key)
+        if table is None or position != len(table) * self.block_size or self.num_free == 0:
+            return None
+        table.append(self._take())
+        frozen = self._frozen[key] = (*self._frozen[key], table[-1])
+        return frozen
+
     def adopt(self, key: str, found: Sequence[Entry]) -> int:
         """Gives the blocks that `find` found to a track without blocks; returns how many positions they cover."""
         if self._tables.get(key):

@@ -17,6 +17,7 @@ from ramify.engine.request import Request
 from ramify.engine.schedule import Schedule
 from ramify.engine.scheduler import Scheduler
 from ramify.engine.search.advance import Candidate
+from ramify.engine.search.child import Child
 from ramify.engine.search.group import Group
 from ramify.engine.search.logprob_rows import Decode
 from ramify.engine.sequence import Sequence
@@ -183,10 +184,11 @@ class EngineCore:
         faults: dict[str, str] = {}
         for index, draw in enumerate(launched.plan.draws):
             group = self._groups.get(draw.request_id)
-            if group is None or not group.awaits(draw):
+            parent = None if group is None else group.awaits(draw)
+            if group is None or parent is None:
                 continue  # it ended while this step was under way
             if draw.position and draw.demands.children_go_alone and not result.faults:
-                outputs += self._go_on(group, _candidate(draw, index, result), now)
+                outputs += self._go_on(group, parent, _candidate(draw, index, result), now)
                 continue
             candidates = drawn.setdefault(draw.request_id, [])
             if index in result.faults:
@@ -229,17 +231,17 @@ class EngineCore:
                 outputs += self._due(group)
         return outputs
 
-    def _go_on(self, group: Group, token: Candidate, now: float) -> list[RequestOutput]:
+    def _go_on(self, group: Group, child: Child, token: Candidate, now: float) -> list[RequestOutput]:
         """What `_advance` comes to where children do not look at each other: most of them, in most steps.
 
         For 256 requests of one sample it saves the host 1.7 ms of 3.4 a step.
         """
-        latency, ended = group.go_on(token, now)
+        latency, ended = group.go_on(child, token, now)
         self.last_step.num_generation_tokens += 1
         if latency is not None:
             self.last_step.inter_token_latencies.append(latency)
         if ended:
-            self.scheduler.remove(group.children[token.child].sequence)
+            self.scheduler.remove(child.sequence)
         return self._due(group) if ended or group.demands.is_streamed else []
 
     def _advance(self, group: Group, candidates: list[Candidate], now: float) -> None:

@@ -54,10 +54,12 @@ class Group:
         self._prompt_token_ids = tuple(request.prompt_token_ids)  # every output names them: made once
         self._grown: list[GrownToken] = []  # in this step, where somebody watches
 
-    def awaits(self, draw: Draw) -> bool:
-        """Whether what was drawn is still wanted: its parent may have ended, or another request have taken its id."""
+    def awaits(self, draw: Draw) -> Child | None:
+        """The child that a draw continues; None if it has ended since, or another request has taken the id."""
         parent = self.children.get(draw.parent)
-        return self.demands.number == draw.demands.number and parent is not None and parent.finish_reason is None
+        if parent is None or parent.finish_reason is not None or draw.demands.number != self.demands.number:
+            return None
+        return parent
 
     # -- growing ---------------------------------------------------------------------------------------------
 
@@ -80,9 +82,9 @@ class Group:
         self.finished = decisions.over or all(child.finish_reason is not None for child in self.children.values())
         return changes
 
-    def go_on(self, token: Continuation, now: float) -> tuple[float | None, bool]:
+    def go_on(self, child: Child, token: Continuation, now: float) -> tuple[float | None, bool]:
         """One child takes its token by itself; returns the time since its last one, and whether it has ended."""
-        latency, ended = self._append(self.children[token.child], token, now)
+        latency, ended = self._append(child, token, now)
         if ended:
             self.finished = all(child.finish_reason is not None for child in self.children.values())
         return latency, ended
