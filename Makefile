@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SERVE ?= # further flags: make serve SERVE="--port 9000"
-NATIVE := $(wildcard ramify/cpu/*.cpp ramify/cpu/*.h)
+CPU_SOURCES := $(wildcard ramify/cpu/*.cpp ramify/cpu/*.h)
 PROMPT ?= Once upon a time, in a small village by the sea,
 
 .PHONY: demo test test-long test-gpu check format bench sanitize serve clean
@@ -19,13 +19,13 @@ test-long: .venv/.installed-dev
 check: .venv/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
+	$(BIN)/clang-format --dry-run --Werror $(CPU_SOURCES)
 	$(BIN)/mypy
 
 format: .venv/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	$(BIN)/clang-format -i $(NATIVE)
+	$(BIN)/clang-format -i $(CPU_SOURCES)
 
 bench: .venv/.installed-dev
 	$(BIN)/python bench/startup.py

@@ -169,7 +169,7 @@ def _step(numbers: random.Random, block_size: int) -> list[Chunk]:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_step_of_any_shape(model: str, library: Library, make_checkpoint: CheckpointMaker) -> None:
-    """Hidden states, logits and what is kept in the pool, with and without groups, of all rows and of some."""
+    """Hidden states, logits and what is kept in the pool, with and without shared prefixes, of all rows and of some."""
     family, changes = MODELS[model]
     decoder = _decoder(make_checkpoint(family, **changes))
     for seed in range(12):
@@ -177,16 +177,16 @@ def test_a_step_of_any_shape(model: str, library: Library, make_checkpoint: Chec
         block_size = numbers.choice([1, 4, 16])
         chunks = tuple(_step(numbers, block_size))
         tables = [chunk.block_table[: chunk.start // block_size] for chunk in chunks]
-        shared = tuple(SharedPrefix(item.num_blocks, item.rows) for item in best_sharing(tables))
+        shared = tuple(SharedPrefix(prefix.num_blocks, prefix.rows) for prefix in best_sharing(tables))
         shared = shared if numbers.random() < 0.7 else ()
         rows = sum(len(chunk.token_ids) for chunk in chunks)
         wanted = sorted(numbers.sample(range(rows), numbers.choice([0, 1, rows // 2, rows])))
         results = []
-        for native in (False, True):
+        for on_kernels in (False, True):
             pool = KVPool(decoder.arch, 300, block_size, torch.float32, torch.device("cpu"))
             pool.kv.normal_(generator=torch.Generator().manual_seed(seed))
             layers: Layers = TorchLayers(decoder, pool, NONE_SHARED)
-            if native:
+            if on_kernels:
                 layers = CpuLayers(library, decoder, pool, SharingRule(fewest_positions=8))
             hidden = _forward(layers, chunks, shared, wanted)
             results.append((hidden.clone(), layers.logits(hidden), _written(pool, chunks)))
