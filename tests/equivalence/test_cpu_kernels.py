@@ -236,7 +236,7 @@ def test_what_nobody_wrote_is_not_read(library: Library, make_checkpoint: Checkp
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_an_engine_draws_what_it_draws_on_torchs_operators(family: str, make_checkpoint: CheckpointMaker) -> None:
-    """Chunked prompts, groups, prefix hits, a cache of a few blocks and prompt logprobs, seeded."""
+    """Chunked prompts, shared prefixes, prefix hits, a cache of a few blocks and prompt logprobs, seeded."""
     folder = str(make_checkpoint(family))
     numbers = random.Random(3)
     common = [numbers.randrange(320) for _ in range(80)]
@@ -251,7 +251,9 @@ def test_an_engine_draws_what_it_draws_on_torchs_operators(family: str, make_che
         outputs += llm.generate(prompts[:2], SamplingParams(max_tokens=1, prompt_logprobs=1), use_tqdm=False)
         told.append(outputs)
     for one, other in zip(*told, strict=True):
-        assert [item.token_ids for item in one.outputs] == [item.token_ids for item in other.outputs]
+        assert [completion.token_ids for completion in one.outputs] == [
+            completion.token_ids for completion in other.outputs
+        ]
         for mine, theirs in zip(one.outputs, other.outputs, strict=True):
             assert mine.cumulative_logprob == pytest.approx(theirs.cumulative_logprob, abs=1e-3)
 
