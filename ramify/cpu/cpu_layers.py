@@ -98,7 +98,7 @@ class CpuLayers:
         return out
 
     def _rotate_and_write(self, index: int, qkv: Tensor, rotations: tuple[Tensor, Tensor], slots: Tensor) -> None:
-        """Queries are rotated in place; rotated keys and values are written to their slots in the pool."""
+        """Queries are rotated in place; keys, rotated, and values, as they are, go to their slots in the pool."""
         arch, layer = self.decoder.arch, self.decoder.layers[index]
         cosines, sines = rotations
         self._library.rotate_and_write(

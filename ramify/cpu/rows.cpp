@@ -48,8 +48,8 @@ extern "C" void norm(const float* x, const float* weight, double epsilon, float*
     for (long row = 0; row < rows; ++row) norm_row(x + row * columns, weight, epsilon, out + row * columns, columns);
 }
 
-// qkv (rows, heads + 2 kv_heads, head_dim): queries are rotated in place, rotated keys and values are written to their
-// slots of one layer's pool (slots, 2, kv_heads, head_dim). cosines, sines (rows, head_dim / 2). query_norm and
+// qkv (rows, heads + 2 kv_heads, head_dim): queries are rotated in place; keys, rotated, and values, as they are, go to
+// their slots of one layer's pool (slots, 2, kv_heads, head_dim). cosines, sines (rows, head_dim / 2). query_norm and
 // key_norm (head_dim) are null where the model has none.
 extern "C" void rotate_and_write(float* qkv, const float* cosines, const float* sines, const float* query_norm,
                                  const float* key_norm, double epsilon, const int64_t* slots, float* pool, long rows,
