@@ -31,7 +31,7 @@ from workloads import MODEL_SHAPE  # type: ignore[import-not-found]
 from ramify.cpu import attention_items as attention
 from ramify.cpu.library import Library, load
 from ramify.cpu.panels import PackedLinear
-from ramify.device import torch_attention as torch_parts
+from ramify.device import torch_attention
 from ramify.device.pool import KVPool
 from ramify.device.reads import Reads
 from ramify.engine.plan import Chunk, SharedPrefix
@@ -59,9 +59,9 @@ def products(library: Library, repeats: int) -> dict[str, list[float]]:
     qkv = (HEADS + 2 * KV_HEADS) * HEAD_DIM
     shapes = [(qkv, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner)] * MODEL_SHAPE["num_hidden_layers"]
     linears = [Linear(torch.randn(shape)) for shape in [*shapes, (MODEL_SHAPE["vocab_size"], hidden)]]
-    native = [PackedLinear(library, linear) for linear in linears]
+    packed = [PackedLinear(library, linear) for linear in linears]
     one_dnn = [torch.ops.mkldnn._reorder_linear_weight(linear.weight, 64) for linear in linears]
-    print(f"{'products, rows':<22}{'native':>9}{'GFLOP/s':>9}{'oneDNN':>9}{'linear':>9}")
+    print(f"{'products, rows':<22}{'ours':>9}{'GFLOP/s':>9}{'oneDNN':>9}{'linear':>9}")
 
     def times_of(rows: int) -> list[float]:
         some = linears if rows <= 64 else linears[:-1]  # the head sees only one row of a long prompt
@@ -70,7 +70,7 @@ def products(library: Library, repeats: int) -> dict[str, list[float]]:
 
         def ours() -> None:
             for index, linear in enumerate(some):
-                native[index].multiply(inputs[index % 4], outputs[len(linear.weight)])
+                packed[index].multiply(inputs[index % 4], outputs[len(linear.weight)])
 
         def theirs() -> None:
             for index in range(len(some)):
@@ -115,8 +115,8 @@ def attention_times(library: Library, repeats: int) -> dict[str, list[float]]:
     architecture = architecture_from_config({**MODEL_SHAPE, "num_hidden_layers": LAYERS_AT_ONCE})
     pool = KVPool(architecture, NUM_BLOCKS, BLOCK_SIZE, torch.float32, torch.device("cpu"))
     pool.kv.normal_()
-    native, plain = attention.CpuAttention(library, pool, HEADS), torch_parts.TorchAttention()
-    print(f"{'attention, one layer':<22}{'native':>9}{'GFLOP/s':>9}{'GB/s':>9}{'torch':>9}")
+    on_kernels, on_torch = attention.CpuAttention(library, pool, HEADS), torch_attention.TorchAttention()
+    print(f"{'attention, one layer':<22}{'ours':>9}{'GFLOP/s':>9}{'GB/s':>9}{'torch':>9}")
 
     def times_of(name: str, chunks: list[Chunk], shared: list[SharedPrefix]) -> list[float]:
         starts = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
@@ -135,18 +135,18 @@ def attention_times(library: Library, repeats: int) -> dict[str, list[float]]:
                 block_size=BLOCK_SIZE,
                 size=starts[-1],
             )
-            for rule in (attention.SHARING, torch_parts.SHARING)
+            for rule in (attention.SHARING, torch_attention.SHARING)
         ]
-        work = native.items(reads[0])
-        plain.prepare(reads[1], pool)
+        work = on_kernels.items(reads[0])
+        on_torch.prepare(reads[1], pool)
 
         def ours() -> None:
             for layer in range(LAYERS_AT_ONCE):
-                native.attend(work, layer, qkv, out)
+                on_kernels.attend(work, layer, qkv, out)
 
         def theirs() -> None:
             for layer in range(LAYERS_AT_ONCE):
-                plain.forward(layer, queries, keys, values)
+                on_torch.forward(layer, queries, keys, values)
 
         times = [each / LAYERS_AT_ONCE for each in best_ms(repeats, ours, theirs)]
         operations = 4 * HEADS * HEAD_DIM * sum(sum(range(chunk.start + 1, chunk.end + 1)) for chunk in chunks)

@@ -154,22 +154,22 @@ def floor_tok_s(workload: Workload) -> float:
     for linear in (*layers, head):
         linear.may_pack = may_pack(linear.weight, 0)
 
-    forms = ["linear", "turned", "chosen"]
+    forms = ["linear", "transposed", "chosen"]
     packed: dict[int, PackedLinear] = {}
     with contextlib.suppress(NoCompilerError):
         library = load(lambda _: None)
         packed = {id(linear): PackedLinear(library, linear) for linear in (*layers, head)}
-        forms.append("native")
+        forms.append("panels")
 
     def multiply(form: str, linear: Linear, x: torch.Tensor, out: torch.Tensor) -> None:
         match form:
             case "linear":
                 torch.mm(x, linear.weight.t(), out=out)
-            case "turned":
+            case "transposed":
                 _ = linear.weight @ x.t()
             case "chosen":
                 linear.product(x)
-            case "native":
+            case "panels":
                 packed[id(linear)].multiply(x, out)
 
     def seconds(rows: int, linears: list[Linear]) -> float:

@@ -27,4 +27,4 @@ def finish(engine: EngineCore, asked: Sequence[Asked], *, most_steps: int = 20_0
 
 
 def tokens_of(output: RequestOutput) -> list[tuple[int, ...]]:
-    return [item.token_ids for item in output.outputs]
+    return [completion.token_ids for completion in output.outputs]

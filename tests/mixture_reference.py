@@ -63,7 +63,7 @@ def entropy_of(logarithms: Tensor) -> float:
     """Of the likeliest token −log p = log(1 + what the others weigh beside it), which float64 would round to 0."""
     ordered = logarithms[logarithms > -math.inf].sort().values
     top = ordered[-1]
-    below = [float(item) for item in ordered[:-1] - top]
+    below = [float(difference) for difference in ordered[:-1] - top]
     others = sum(math.exp(x) for x in below)
     return math.log1p(others) + sum(math.exp(x) * -x for x in below) / (1 + others)
 

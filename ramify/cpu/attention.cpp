@@ -1,4 +1,5 @@
-// Attention that reads keys and values where they lie, block by block. See cpu/attention_items.py for the list of work.
+// Attention that reads keys and values where they lie, block by block: items of a list of work, taken by threads. See
+// cpu/attention_items.py for the list.
 #include <omp.h>
 
 #include "attention_many.h"
@@ -6,29 +7,29 @@
 
 namespace {
 
-void attend_item(const Step& step, const Item& item, float* scratch) {
-    const bool is_single = item.queries == step.group() && item.query == 0 && item.growth;
-    if (is_single) switch (step.head_dim) {  // heads of other sizes take the way of many
+void attend_item(const AttentionData& data, const Item& item, float* scratch) {
+    const bool is_single = item.queries == data.queries_per_head() && item.query == 0 && item.growth;
+    if (is_single) switch (data.head_dim) {  // heads of other sizes go through attend_many
             case 4 * WIDTH:
-                return attend_one<4>(step, item, scratch);
+                return attend_one<4>(data, item, scratch);
             case 8 * WIDTH:
-                return attend_one<8>(step, item, scratch);
+                return attend_one<8>(data, item, scratch);
             case 16 * WIDTH:
-                return attend_one<16>(step, item, scratch);
+                return attend_one<16>(data, item, scratch);
         }
     for (long head = item.head; head < item.head + item.heads; ++head) {
         if (item.queries <= WIDTH)
-            attend_many<1>(step, item, head, scratch);
+            attend_many<1>(data, item, head, scratch);
         else if (item.queries <= 2 * WIDTH)
-            attend_many<2>(step, item, head, scratch);
+            attend_many<2>(data, item, head, scratch);
         else
-            attend_many<TILE_VECTORS>(step, item, head, scratch);
+            attend_many<TILE_VECTORS>(data, item, head, scratch);
     }
 }
 
 }  // namespace
 
-// Floats that a thread needs for items of up to so many queries.
+// How many floats of scratch a thread needs for items of up to `queries` queries.
 extern "C" long attention_scratch(long queries, long heads, long head_dim) {
     const long panels = (queries + TILE_COLUMNS - 1) / TILE_COLUMNS;
     const long many = (panels * (2 * head_dim + 2) + KEYS) * TILE_COLUMNS + KEYS * head_dim;
@@ -37,23 +38,23 @@ extern "C" long attention_scratch(long queries, long heads, long head_dim) {
 }
 
 // queries (rows, heads, head_dim) `query_stride` apart, pool (slots, 2, kv_heads, head_dim) -> out (rows, heads,
-// head_dim) and scores (rows, heads), the log2 of the sum of 2^score. Items [0, num_shared) come before all others.
+// head_dim) and scores (rows, heads), the log2 of the sum of 2^score. Items [0, num_shared) are done before all others.
 extern "C" void attend(const float* queries, long query_stride, const float* pool, float* out, float* scores,
                        const int64_t* order, const int64_t* tables, const int64_t* items, long num_shared,
                        long num_items, long heads, long kv_heads, long head_dim, long block_size, float* scratch,
                        long scratch_size, long threads) {
     const float scale = 1.44269504088896340736 / std::sqrt(static_cast<double>(head_dim));
-    const Step step{queries,      pool,  out,      scores,   order,      tables,
-                    query_stride, heads, kv_heads, head_dim, block_size, scale};
+    const AttentionData data{queries,      pool,  out,      scores,   order,      tables,
+                             query_stride, heads, kv_heads, head_dim, block_size, scale};
     const Item* list = reinterpret_cast<const Item*>(items);
 #pragma omp parallel num_threads(threads)
     {
         float* own = scratch + omp_get_thread_num() * scratch_size;
         if (num_shared) {
 #pragma omp for schedule(dynamic)
-            for (long index = 0; index < num_shared; ++index) attend_item(step, list[index], own);
+            for (long index = 0; index < num_shared; ++index) attend_item(data, list[index], own);
         }
 #pragma omp for schedule(dynamic)
-        for (long index = num_shared; index < num_items; ++index) attend_item(step, list[index], own);
+        for (long index = num_shared; index < num_items; ++index) attend_item(data, list[index], own);
     }
 }

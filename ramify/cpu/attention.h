@@ -1,4 +1,4 @@
-// What the ways of attending have in common: a step's data, and items of its list of work (cpu/attention_items.py).
+// What both ways of attending share: the data of one call, and the items of its list of work (cpu/attention_items.py).
 #pragma once
 
 #include <cmath>
@@ -6,18 +6,18 @@
 #include "vectors.h"
 
 constexpr long KEYS = 64;  // at a time: their scores, and keys and values of one head, stay in the first caches
-constexpr float NOTHING = -INFINITY;
+constexpr float MINUS_INFINITY = -INFINITY;  // the score of a masked key, and the largest score over no keys
 
-struct Item {                // as cpu/attention_items.py writes them
-    int64_t rows;            // order[rows], order[rows + 1], …
-    int64_t query, queries;  // of those rows and one head of keys: row by row, as many as there are per head of keys
-    int64_t head, heads;     // heads of keys
-    int64_t from, seen, growth;  // row i sees the positions from … seen + i * growth - 1
-    int64_t table;               // tables[table]: the block that holds position `from`
-    int64_t continues;           // whether these queries have seen something already: it is in out and scores
+struct Item {                    // as cpu/attention_items.py writes them
+    int64_t rows;                // order[rows], order[rows + 1], …
+    int64_t query, queries;      // of those rows, for one KV head: row by row, each with queries_per_head queries
+    int64_t head, heads;         // KV heads
+    int64_t begin, end, growth;  // row i sees the positions begin … end + i * growth - 1
+    int64_t table;               // tables[table]: the block that holds position `begin`
+    int64_t continues;           // whether a shared item came before: `out` and `scores` hold what it gave
 };
 
-struct Step {
+struct AttentionData {
     const float* queries;
     const float* pool;
     float *out, *scores;
@@ -25,26 +25,27 @@ struct Step {
     long query_stride, heads, kv_heads, head_dim, block_size;
     float scale;
 
-    long group() const { return heads / kv_heads; }  // queries' heads per head of keys
-    long slot() const { return 2 * kv_heads * head_dim; }
+    long queries_per_head() const { return heads / kv_heads; }  // query heads per KV head
+    long slot_size() const { return 2 * kv_heads * head_dim; }
 
-    // Where the slots of `count` positions begin; the first is `place` positions behind the item's first.
-    void find(const Item& item, long place, long count, const float** slots) const {
-        const int64_t* block = tables + item.table + place / block_size;
-        for (long j = 0, inside = place % block_size; j < count; ++block, inside = 0) {
-            const float* slot_of = pool + (*block * block_size + inside) * slot();
-            for (; inside < block_size && j < count; ++inside, ++j, slot_of += slot()) slots[j] = slot_of;
+    // The addresses of the slots of `count` positions, from item.begin + offset on.
+    void find_slots(const Item& item, long offset, long count, const float** slots) const {
+        const int64_t* block = tables + item.table + offset / block_size;
+        for (long j = 0, inside = offset % block_size; j < count; ++block, inside = 0) {
+            const float* slot = pool + (*block * block_size + inside) * slot_size();
+            for (; inside < block_size && j < count; ++inside, ++j, slot += slot_size()) slots[j] = slot;
         }
     }
 
-    // Calls act(j, together) for pieces of positions, position + 1, … that lie in one block, evenly apart.
+    // Cuts `count` positions, from `position` on, where a block ends. Calls act(first, length) for each piece, `first`
+    // counted from `position`: inside a block, slots are evenly apart.
     template <class Act>
-    void by_block(const Item& item, long position, long count, Act act) const {
-        for (long j = 0; j < count;) {
-            const long inside = block_size - (position - item.from + j) % block_size;
-            const long together = inside < count - j ? inside : count - j;
-            act(j, together);
-            j += together;
+    void for_each_block(const Item& item, long position, long count, Act act) const {
+        for (long first = 0; first < count;) {
+            const long rest_of_block = block_size - (position - item.begin + first) % block_size;
+            const long length = rest_of_block < count - first ? rest_of_block : count - first;
+            act(first, length);
+            first += length;
         }
     }
 };

@@ -1,7 +1,7 @@
 """A step's reads as a list of work, cut into items that threads take one after the other.
 
     shared   rows of several chunks   x  their common leading blocks         first, for all of them
-    own      rows of one chunk        x  the rest of its track, causally     going on from what the shared part gave
+    own      rows of one chunk        x  the rest of its track, causally     continuing what the shared part began
 
 An item is some queries of some rows, one or all KV heads, and the positions that they see; its blocks follow one
 another in `tables`. See attention.cpp.
@@ -21,35 +21,35 @@ from ramify.cpu.library import Library
 from ramify.device.pool import KVPool
 from ramify.device.reads import Int64s, Reads, SharingRule
 
-# Fewer positions come from a cache faster than a part of their own would take.
+# Fewer positions are read from the processor's cache faster than a separate pass over them would take.
 SHARING = SharingRule(fewest_positions=4_096)
-MOST_PANELS = 6  # of queries in an item: together they stay in the second cache
-ITEMS_PER_THREAD = 4  # to be had before items grow: threads end together
-SCORES_PER_THREAD = 8_192  # fewer are computed before a second thread has woken up
+MOST_PANELS = 6  # of queries in an item: so many stay in the second cache together
+ITEMS_PER_THREAD = 4  # at least, before items grow: so threads end at about the same time
+SCORES_PER_THREAD = 8_192  # with fewer, one thread is done before a second has woken up
 
 
 class Item(NamedTuple):
     rows: int  # the first, in `order`
-    query: int  # of those rows, as many for each as there are query heads per KV head
+    query: int  # the first, of those rows' queries for one KV head: each row has queries_per_head of them
     queries: int
-    head: int
+    head: int  # the first KV head
     heads: int
-    begin: int  # positions: row i sees begin … seen + i * growth - 1
-    seen: int
+    begin: int  # positions: row i sees begin … end + i * growth - 1
+    end: int
     growth: int
-    table: int  # where the block of position `begin` is named
-    continues: int  # whether a shared item has been there before
+    table: int  # index in `tables` of the block that holds position `begin`
+    continues: int  # whether a shared item of the same queries comes before
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionItems:
-    """Numbers in int64, held as tensors: every layer asks for their addresses."""
+    """int64 numbers, held as tensors because every layer needs their addresses."""
 
     order: Tensor  # the rows of the chunks, then those of sharers
     tables: Tensor
     items: Tensor  # (items, fields of Item), the shared ones first, in each part the longest first
     num_shared: int
-    threads: int  # that are worth waking
+    threads: int  # as many as are worth waking
 
     @classmethod
     def of(cls, reads: Reads, *, kv_heads: int, queries_per_head: int, panel: int, threads: int) -> AttentionItems:
@@ -63,11 +63,11 @@ class AttentionItems:
         for row, count in chunks:
             order += range(row, row + count)
         for prefix in reads.shared:
-            seen, first = prefix.num_blocks * reads.block_size, len(order)
+            end, first = prefix.num_blocks * reads.block_size, len(order)
             for row, count in (chunks[sharer] for sharer in sorted(prefix.sharers)):
                 order += range(row, row + count)
             queries = (len(order) - first) * queries_per_head
-            shared.append(Item(first, 0, queries, 0, kv_heads, 0, seen, 0, len(tables), 0))
+            shared.append(Item(first, 0, queries, 0, kv_heads, 0, end, 0, len(tables), 0))
             tables += reads.tables[prefix.sharers[0]][: prefix.num_blocks]
         for (_, count), first, begin, end, table in zip(
             chunks, firsts, reads.begins.tolist(), reads.ends.tolist(), reads.tables, strict=False
@@ -88,17 +88,17 @@ class AttentionItems:
 
 
 def most_queries(queries_per_head: int, panel: int) -> int:
-    """Of an item."""
+    """The most queries that an item may have."""
     return max(MOST_PANELS * panel, queries_per_head)
 
 
 def _in_pieces(items: list[Item], queries_per_head: int, panel: int, wanted: int) -> list[Item]:
-    """Items of one head and some panels of queries; where there are rows enough, a single row is one piece."""
+    """Items of one KV head and some panels of queries; where single rows keep all threads busy, a row each."""
     if len(items) >= wanted and all(item.queries == queries_per_head for item in items):
         return items
     panels = sum(-(-item.queries // panel) * item.heads for item in items)
     most = min(max(panels // wanted, 1) * panel, most_queries(queries_per_head, panel))
-    # A row's queries stay together: whether it is alone must not decide how it is summed.
+    # A row's queries stay together: how a row is summed must not depend on whether it is alone.
     most = max(most, queries_per_head)
     return [
         item._replace(query=query, queries=min(most, item.queries - query), head=head, heads=1)
@@ -109,8 +109,8 @@ def _in_pieces(items: list[Item], queries_per_head: int, panel: int, wanted: int
 
 
 def _num_scores(items: Int64s, queries_per_head: int) -> Int64s:
-    _, query, queries, _, heads, begin, seen, growth, _, _ = items.T
-    scores: Int64s = queries * heads * (seen - begin + growth * (query + queries // 2) // queries_per_head)
+    _, query, queries, _, heads, begin, end, growth, _, _ = items.T
+    scores: Int64s = queries * heads * (end - begin + growth * (query + queries // 2) // queries_per_head)
     return scores
 
 
@@ -120,7 +120,7 @@ def _longest_first(items: list[Item], queries_per_head: int) -> Int64s:
 
 
 class CpuAttention:
-    """Of one model: keys and values lie in its pool before `attend` is called."""
+    """One model's attention: keys and values are in its pool before `attend` is called."""
 
     def __init__(self, library: Library, pool: KVPool, num_heads: int) -> None:
         self._library = library
@@ -143,9 +143,9 @@ class CpuAttention:
         )
 
     def attend(self, work: AttentionItems, layer: int, queries: Tensor, out: Tensor) -> None:
-        """queries (T, heads or more, head_dim) dense, of which the first are read -> out (T, heads * head_dim).
+        """queries (T, heads or more, head_dim) dense -> out (T, heads * head_dim).
 
-        Of both, the rows that the items name.
+        Only the first `heads` heads are read; only rows that the items name are read and written.
         """
         if self._scratch.numel() < work.threads * self._scratch_size:
             self._scratch = torch.empty(work.threads * self._scratch_size)

@@ -1,9 +1,10 @@
-"""The decoder's forward pass on the CPU's own kernels: models/decoder.py, fused and into buffers that are kept.
+"""The decoder's forward pass on the CPU's own kernels: models/decoder.py with fused operators and reused buffers.
 
-a layer, four products, three passes over rows and an attention:
-    norm -> [qkv] -> turn, keep -> attention -> [output, add] -> norm -> [gate, up, silu, multiply] -> [down, add]
+A layer is four products, three passes over rows, and attention:
+    norm -> [qkv] -> rotate, write -> attention -> [output, add] -> norm -> [gate, up, silu, multiply] -> [down, add]
 
-After the last layer's keys and values only the rows go on whose hidden states are asked for: of a prompt, its last.
+Once the last layer's keys and values are written, only rows whose hidden states are asked for go on: of a prompt, its
+last.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class _PackedLayer:
 
 
 class CpuLayers:
-    """float32 on a CPU. Weights are packed here and now, so that no request waits for it, or fails for memory."""
+    """float32 on a CPU. Weights are packed at start-up, so that no request waits for it or fails for lack of memory."""
 
     def __init__(self, library: Library, decoder: Decoder, pool: KVPool, sharing: SharingRule = SHARING) -> None:
         self.decoder = decoder
@@ -58,7 +59,7 @@ class CpuLayers:
         """Batch of T rows -> hidden states after the last norm (R, hidden)."""
         decoder, arch, total = self.decoder, self.decoder.arch, len(batch.token_ids)
         angles = batch.positions.float()[:, None] * decoder.frequencies  # (T, head_dim / 2)
-        turns = (angles.cos() * arch.rope.attention_factor, angles.sin() * arch.rope.attention_factor)
+        rotations = (angles.cos() * arch.rope.attention_factor, angles.sin() * arch.rope.attention_factor)
 
         residual = self._buffer("residual", total, arch.hidden_size)
         torch.index_select(decoder.embedding, 0, batch.token_ids, out=residual)
@@ -67,7 +68,7 @@ class CpuLayers:
         for index, packed in enumerate(self._layers):
             x = self._norm(residual, packed.layer.input_norm)
             packed.qkv.multiply(x, qkv)
-            self._turn_and_keep(index, qkv, turns, batch.slots)
+            self._rotate_and_write(index, qkv, rotations, batch.slots)
             if index == arch.num_layers - 1 and rows is not None:
                 if not rows:
                     return residual[:0]
@@ -96,11 +97,11 @@ class CpuLayers:
         self._library.norm(x.data_ptr(), weight.data_ptr(), epsilon, out.data_ptr(), *x.shape, threads)
         return out
 
-    def _turn_and_keep(self, index: int, qkv: Tensor, turns: tuple[Tensor, Tensor], slots: Tensor) -> None:
-        """Queries are turned where they lie; keys are turned into the pool, values copied."""
+    def _rotate_and_write(self, index: int, qkv: Tensor, rotations: tuple[Tensor, Tensor], slots: Tensor) -> None:
+        """Queries are rotated in place; keys, rotated, and values, as they are, go to their slots in the pool."""
         arch, layer = self.decoder.arch, self.decoder.layers[index]
-        cosines, sines = turns
-        self._library.turn_and_keep(
+        cosines, sines = rotations
+        self._library.rotate_and_write(
             qkv.data_ptr(),
             cosines.data_ptr(),
             sines.data_ptr(),

@@ -1,4 +1,4 @@
-"""The compiled functions as Python calls them: pointers and whole numbers, whose callers see to shapes and lifetimes.
+"""The compiled functions as Python calls them: pointers and integers. Callers see to shapes and lifetimes.
 
 A call releases Python's lock and runs on as many threads as torch would.
 """
@@ -23,7 +23,7 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     # x, weight, epsilon, out, rows, columns, threads
     "norm": ([_POINTER] * 2 + [_DOUBLE, _POINTER] + [_LONG] * 3, None),
     # qkv, cosines, sines, query_norm, key_norm, epsilon, slots, pool, rows, heads, kv_heads, head_dim, threads
-    "turn_and_keep": ([_POINTER] * 5 + [_DOUBLE] + [_POINTER] * 2 + [_LONG] * 5, None),
+    "rotate_and_write": ([_POINTER] * 5 + [_DOUBLE] + [_POINTER] * 2 + [_LONG] * 5, None),
     # queries, heads, head_dim
     "attention_scratch": ([_LONG] * 3, _LONG),
     # queries, query_stride, pool, out, scores, order, tables, items, num_shared, num_items,
@@ -44,7 +44,7 @@ class Library:
         self.pack = functions.pack
         self.multiply_packed = functions.multiply_packed
         self.norm = functions.norm
-        self.turn_and_keep = functions.turn_and_keep
+        self.rotate_and_write = functions.rotate_and_write
         self.attention_scratch = functions.attention_scratch
         self.attend = functions.attend
         self.tile_columns: int = functions.tile_columns()

@@ -1,11 +1,11 @@
 """A weight packed for multiplication: panels of as many outputs as a tile of registers holds.
 
-weight (outputs, depth) -> panels (outputs / C, depth, C), C = 64 with AVX-512, 16 with AVX2; the last is filled up with
-zeros. One panel after the other is read from end to end, whatever the number of rows, and each element of a product is
-summed in the order of depth: a row's result does not depend on the rows beside it.
+weight (outputs, depth) -> panels (outputs / C, depth, C), C = 64 with AVX-512, 16 with AVX2; the last is padded with
+zeros. Panels are read one after the other from end to end, whatever the number of rows, and each element of a product
+is summed in the order of depth: a row's result does not depend on the rows beside it.
 
-A gated weight (gate over up) has C / 2 outputs of gate and the same of up in each panel, so that silu(gate) * up needs
-only the tile at hand.
+A gated weight (gate's rows, then up's) has C / 2 outputs of gate and C / 2 of up in each panel, so that one tile holds
+all that silu(gate) * up needs.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ struct Product {
     Ending ending;
 };
 
-// Ends a tile of sums: writes it, adds it to what is there, or silu(first half) * second half.
+// Writes a tile of sums: as it is, added to what is there, or as silu(first half) * second half.
 void finish(const Product& product, long row, long count, long column, float* sums) {
     for (long i = 0; i < count; ++i) {
         float* values = sums + i * TILE_COLUMNS;
@@ -47,7 +47,7 @@ void multiply_panel(const Product& product, long first, long rows, long panel) {
     for (long k = 0; k < product.depth; k += DEPTH_AT_ONCE) {
         const long depth = product.depth - k < DEPTH_AT_ONCE ? product.depth - k : DEPTH_AT_ONCE;
         const Left x{product.x + first * product.depth + k, product.depth, 1};
-        // While several tiles of rows meet this part of the panel, the next part is on its way.
+        // While several tiles of rows are multiplied by this part of the panel, the next part is prefetched.
         const float *part = weight + k * TILE_COLUMNS, *next = rows > TILE_ROWS ? part + depth * TILE_COLUMNS : nullptr;
         multiply<TILE_VECTORS>(rows, depth, x, part, TILE_COLUMNS, sums, TILE_COLUMNS, k > 0, next);
     }
@@ -64,18 +64,19 @@ extern "C" void multiply_packed(const float* x, const float* panels, const float
     const Product product{x, panels, bias, out, depth, columns, static_cast<Ending>(ending)};
     if (!rows) return;
     const long blocks = (rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
-    const long each = (rows + blocks - 1) / blocks;
-    // A thread keeps its rows of x in the second cache while panels pass; where there is one block, panels are shared
-    // out.
+    const long rows_per_block = (rows + blocks - 1) / blocks;
+    // A thread keeps its block of rows of x in the second cache while panels pass by; threads divide a single block's
+    // panels among them.
 #pragma omp parallel for collapse(2) schedule(static) num_threads(threads)
     for (long block = 0; block < blocks; ++block)
         for (long panel = 0; panel < num_panels; ++panel) {
-            const long first = block * each;
-            multiply_panel(product, first, rows - first < each ? rows - first : each, panel);
+            const long first = block * rows_per_block, left = rows - first;
+            multiply_panel(product, first, left < rows_per_block ? left : rows_per_block, panel);
         }
 }
 
-// weight (rows, depth) -> panels; of a gated weight each panel takes half its columns from either half of the rows.
+// weight (rows, depth) -> panels. A panel of a gated weight takes half its columns from the first half of the rows
+// (gate) and half from the second (up).
 extern "C" void pack(const float* weight, float* panels, long rows, long depth, long num_panels, long is_gated,
                      long threads) {
     const long wide = is_gated ? TILE_COLUMNS / 2 : TILE_COLUMNS, end = is_gated ? rows / 2 : rows;

@@ -5,7 +5,7 @@
 
 namespace {
 
-constexpr long VALUES_PER_THREAD = 16384;  // fewer are done before a second thread has woken up
+constexpr long VALUES_PER_THREAD = 16384;  // with fewer, one thread is done before a second has woken up
 
 long threads_for(long values, long threads) {
     const long wanted = values / VALUES_PER_THREAD + 1;
@@ -23,8 +23,8 @@ void norm_row(const float* x, const float* weight, float epsilon, float* out, lo
     for (; j < columns; ++j) out[j] = x[j] * scale * weight[j];
 }
 
-// Pairs are (i, i + head_dim / 2). `to` may be `x`.
-void turn(const float* x, const float* cosines, const float* sines, float* to, long half) {
+// Rotates one head; pairs are (i, i + head_dim / 2). `to` may be `x`.
+void rotate(const float* x, const float* cosines, const float* sines, float* to, long half) {
     long j = 0;
     for (; j + WIDTH <= half; j += WIDTH) {
         const Vector first = load(x + j), second = load(x + half + j), cosine = load(cosines + j),
@@ -48,11 +48,12 @@ extern "C" void norm(const float* x, const float* weight, double epsilon, float*
     for (long row = 0; row < rows; ++row) norm_row(x + row * columns, weight, epsilon, out + row * columns, columns);
 }
 
-// qkv (rows, heads + 2 kv_heads, head_dim): queries are turned in place, keys and values go to their slots of one
-// layer's pool (slots, 2, kv_heads, head_dim). cosines, sines (rows, head_dim / 2). The norms are null or of one head.
-extern "C" void turn_and_keep(float* qkv, const float* cosines, const float* sines, const float* query_norm,
-                              const float* key_norm, double epsilon, const int64_t* slots, float* pool, long rows,
-                              long heads, long kv_heads, long head_dim, long threads) {
+// qkv (rows, heads + 2 kv_heads, head_dim): queries are rotated in place; keys, rotated, and values, as they are, go to
+// their slots of one layer's pool (slots, 2, kv_heads, head_dim). cosines, sines (rows, head_dim / 2). query_norm and
+// key_norm (head_dim) are null where the model has none.
+extern "C" void rotate_and_write(float* qkv, const float* cosines, const float* sines, const float* query_norm,
+                                 const float* key_norm, double epsilon, const int64_t* slots, float* pool, long rows,
+                                 long heads, long kv_heads, long head_dim, long threads) {
     const long half = head_dim / 2, wide = (heads + 2 * kv_heads) * head_dim;
 #pragma omp parallel for num_threads(threads_for(rows* wide, threads))
     for (long row = 0; row < rows; ++row) {
@@ -63,7 +64,7 @@ extern "C" void turn_and_keep(float* qkv, const float* cosines, const float* sin
             float* x = from + head * head_dim;
             const float* weight = head < heads ? query_norm : key_norm;
             if (weight) norm_row(x, weight, epsilon, x, head_dim);
-            turn(x, cosine, sine, head < heads ? x : slot + (head - heads) * head_dim, half);
+            rotate(x, cosine, sine, head < heads ? x : slot + (head - heads) * head_dim, half);
         }
         const float* values = from + (heads + kv_heads) * head_dim;
         for (long j = 0; j < kv_heads * head_dim; ++j) slot[kv_heads * head_dim + j] = values[j];

@@ -19,7 +19,7 @@ typedef float Unaligned __attribute__((vector_size(WIDTH * 4), aligned(4), may_a
 
 static inline Vector load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
 static inline void store(float* to, Vector value) { *reinterpret_cast<Unaligned*>(to) = value; }
-static inline Vector all(float value) { return value - Vector{}; }
+static inline Vector broadcast(float value) { return value - Vector{}; }
 
 // Lane l of the result is lane l ^ DISTANCE of the argument.
 template <long DISTANCE>
@@ -44,7 +44,7 @@ static inline float largest(Vector values) {
     return values[0];
 }
 
-// Lane l of the result is the sum of vector l, in the order in which `sum` takes it.
+// Lane l of the result is the sum of vector l, added up in the same order as in `sum`.
 template <long DISTANCE = WIDTH / 2>
 static inline Vector sums(Vector* vectors) {
     Integers own{}, other{};
@@ -80,14 +80,14 @@ static inline void transpose(Vector* vectors) {
     if constexpr (DISTANCE > 1) transpose<DISTANCE / 2>(vectors);
 }
 
-// 2^x to 3 units in the last place; 0 and infinity half a power before floats end, NaN for NaN.
+// 2^x to 3 units in the last place. Becomes 0 and infinity half a power before floats do; NaN stays NaN.
 static inline Vector power_of_two(Vector x) {
-    x = x < -127.0f ? all(-127.0f) : x;
-    x = x > 128.0f ? all(128.0f) : x;
+    x = x < -127.0f ? broadcast(-127.0f) : x;
+    x = x > 128.0f ? broadcast(128.0f) : x;
     const float rounding = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits
     const Vector shifted = x + rounding;
     const Vector rest = x - (shifted - rounding);  // -1/2 .. 1/2
-    Vector value = all(1.54034892e-4f);            // the series of 2^rest
+    Vector value = broadcast(1.54034892e-4f);      // the series of 2^rest
     value = value * rest + 1.33335581e-3f;
     value = value * rest + 9.61812911e-3f;
     value = value * rest + 5.55041087e-2f;
@@ -97,24 +97,24 @@ static inline Vector power_of_two(Vector x) {
     return value * (Vector)(((Integers)shifted << 23) + 0x3f800000);  // the integer as an exponent
 }
 
-// A matrix whose element (row, k) lies at at + row * row_stride + k * depth_stride.
+// The left side of a product: element (row, k) lies at begin + row * row_stride + k * depth_stride.
 struct Left {
-    const float* at;
+    const float* begin;
     long row_stride, depth_stride;
 };
 
 // to (ROWS x VECTORS vectors) = left (ROWS x depth) * right (depth x VECTORS vectors), added to what is there if
-// `more`. Every element is summed in the order of depth, however many rows there are. `ahead`, if not null, is what
-// will be multiplied later: a line of it is asked for with each element of depth.
+// `accumulate`. Every element is summed in the order of depth, however many rows there are. `ahead`, if not null, is
+// what will be multiplied next: with each element of depth, one cache line of it is prefetched.
 template <int ROWS, int VECTORS>
 static inline void multiply_tile(Left left, const float* right, long right_stride, float* to, long to_stride,
-                                 long depth, bool more, const float* ahead) {
+                                 long depth, bool accumulate, const float* ahead) {
     Vector sums[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int row = 0; row < ROWS; ++row)
 #pragma GCC unroll 8
         for (int part = 0; part < VECTORS; ++part)
-            sums[row][part] = more ? load(to + row * to_stride + part * WIDTH) : Vector{};
+            sums[row][part] = accumulate ? load(to + row * to_stride + part * WIDTH) : Vector{};
     for (long k = 0; k < depth; ++k) {
         if (ahead) __builtin_prefetch(ahead + k * 16, 0, 2);  // into the second cache
         Vector line[VECTORS];
@@ -122,7 +122,7 @@ static inline void multiply_tile(Left left, const float* right, long right_strid
         for (int part = 0; part < VECTORS; ++part) line[part] = load(right + k * right_stride + part * WIDTH);
 #pragma GCC unroll 8
         for (int row = 0; row < ROWS; ++row) {
-            const float factor = left.at[row * left.row_stride + k * left.depth_stride];
+            const float factor = left.begin[row * left.row_stride + k * left.depth_stride];
 #pragma GCC unroll 8
             for (int part = 0; part < VECTORS; ++part) sums[row][part] += factor * line[part];
         }
@@ -136,32 +136,33 @@ static inline void multiply_tile(Left left, const float* right, long right_strid
 // The same for any number of rows up to TILE_ROWS.
 template <int VECTORS>
 static inline void multiply_rows(long rows, Left left, const float* right, long right_stride, float* to, long to_stride,
-                                 long depth, bool more, const float* ahead) {
+                                 long depth, bool accumulate, const float* ahead) {
     switch (rows) {
         case 1:
-            return multiply_tile<1, VECTORS>(left, right, right_stride, to, to_stride, depth, more, ahead);
+            return multiply_tile<1, VECTORS>(left, right, right_stride, to, to_stride, depth, accumulate, ahead);
         case 2:
-            return multiply_tile<2, VECTORS>(left, right, right_stride, to, to_stride, depth, more, ahead);
+            return multiply_tile<2, VECTORS>(left, right, right_stride, to, to_stride, depth, accumulate, ahead);
         case 3:
-            return multiply_tile<3, VECTORS>(left, right, right_stride, to, to_stride, depth, more, ahead);
+            return multiply_tile<3, VECTORS>(left, right, right_stride, to, to_stride, depth, accumulate, ahead);
         case 4:
-            return multiply_tile<4, VECTORS>(left, right, right_stride, to, to_stride, depth, more, ahead);
+            return multiply_tile<4, VECTORS>(left, right, right_stride, to, to_stride, depth, accumulate, ahead);
         case 5:
-            return multiply_tile<5, VECTORS>(left, right, right_stride, to, to_stride, depth, more, ahead);
+            return multiply_tile<5, VECTORS>(left, right, right_stride, to, to_stride, depth, accumulate, ahead);
         case 6:
-            return multiply_tile<6, VECTORS>(left, right, right_stride, to, to_stride, depth, more, ahead);
+            return multiply_tile<6, VECTORS>(left, right, right_stride, to, to_stride, depth, accumulate, ahead);
     }
 }
 
 // Any number of rows.
 template <int VECTORS>
 static inline void multiply(long rows, long depth, Left left, const float* right, long right_stride, float* to,
-                            long to_stride, bool more, const float* ahead = nullptr) {
+                            long to_stride, bool accumulate, const float* ahead = nullptr) {
     const long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     for (long tile = 0, row = 0, count; tile < tiles; ++tile, row += count) {
         count = (rows - row + tiles - tile - 1) / (tiles - tile);  // evenly: 8 rows are 4 and 4
-        const Left from{left.at + row * left.row_stride, left.row_stride, left.depth_stride};
+        const Left from{left.begin + row * left.row_stride, left.row_stride, left.depth_stride};
         const float* lines = ahead && tile < VECTORS * WIDTH / 16 ? ahead + tile * depth * 16 : nullptr;
-        multiply_rows<VECTORS>(count, from, right, right_stride, to + row * to_stride, to_stride, depth, more, lines);
+        multiply_rows<VECTORS>(count, from, right, right_stride, to + row * to_stride, to_stride, depth, accumulate,
+                               lines);
     }
 }

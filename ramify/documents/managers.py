@@ -1,6 +1,6 @@
 """Parent requests and their children, for callers who run every child as a request of its own.
 
-Inside the engine a `Group` does this with sequences that share the prompt's blocks. Here a child is a name and a
+Inside the engine a `Group` does this with sequences that share the prompt's blocks. Here a child is only a name and a
 CompletionOutput. The rules are the same: which children there are, how they are ranked, what is due to the caller.
 """
 
@@ -54,7 +54,7 @@ class ParentRequest:
             raise InvalidInputError(
                 "output_kind 'growth' tells of steps, and a parent sees none: give the request to the engine"
             )
-        # One frozen object serves all children. Deltas are cut here, from their cumulative outputs.
+        # One frozen object serves all children. They report cumulative outputs; `_delta` cuts deltas from them.
         self._child_params = replace(
             params,
             n=1,
@@ -84,7 +84,7 @@ class ParentRequest:
         return f"{self.request_id}-{index}", params
 
     def get_child_index(self, child_request_id: str) -> int:
-        """The number of the child with this name: with the seed, the key of its noise."""
+        """The number of the child with this name; its noise is keyed by the seed and this number."""
         parent_id, _, number = child_request_id.rpartition("-")
         index = int(number) if number.isascii() and number.isdigit() else self.best_of
         if parent_id != self.request_id or index >= self.best_of or str(index) != number:
@@ -103,7 +103,7 @@ class ParentRequest:
         return ParentOutput(self.request_id, self._due(completion), self.all_finished)
 
     def _get_child_sampling_params(self, index: int) -> SamplingParams:
-        """The same for all children, the parent's seed included: the index is the other half of a child's key."""
+        """The same for all children, the parent's seed included: a child's noise is keyed by seed and index."""
         check.integer("index", index, 0, self.best_of - 1)
         return self._child_params
 

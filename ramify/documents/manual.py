@@ -1,7 +1,7 @@
 """Beam search and diverse sampling, token by token, for callers who compute the logprobs themselves.
 
-The rules are the engine's: beams are a `BeamSearch`, and a token loses the diversity penalty for every earlier sibling
-that took it at the same position.
+The rules are the engine's. Beams are chosen by a `BeamSearch`; a token's logit loses the diversity penalty once for
+every earlier sibling that took the token at the same position.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class BeamSearchManager:
     """Beam searches of many requests, one token at a time.
 
     `early_stopping` says when a search with `beam_width` finished beams is over. True: at once. False: when the best
-    running beam now scores no better than the worst finished one. "never": when it could not even at `longest_output`.
+    running beam scores no better than the worst finished one. "never": when it would not even with `longest_output`
+    tokens.
     """
 
     def __init__(
@@ -107,9 +108,9 @@ class BeamSearchManager:
     def update_beams(self, request_id: str, token_scores: Sequence[TokenScores]) -> list[BeamState]:
         """Extends the beams by one token. `token_scores`: for every beam as last returned, likely tokens and logprobs.
 
-        Returns the beams that go on, best first; none when the search is over. The result is exact if every beam comes
-        with its beam_width likeliest tokens that are no end tokens, and all end tokens likelier than those. The scores
-        of a beam that was marked finished since are ignored.
+        Returns the beams that go on, best first; none when the search is over. The result is exact if each beam's
+        scores hold its beam_width likeliest tokens other than end tokens, and every end token likelier than those.
+        Scores of a beam that was marked finished in the meantime are ignored.
         """
         beams = self._beams(request_id)
         if len(token_scores) != len(beams.listed):
@@ -124,7 +125,7 @@ class BeamSearchManager:
             for token_id, logprob in (scores.items() if isinstance(scores, Mapping) else scores)
         ]
         decisions = beams.search.advance(candidates)
-        # Gathered first: a continuation that goes on in place replaces its parent, which others may extend too.
+        # All are extended before any is stored: one of them may replace its parent, which others extend too.
         grown = {
             continuation.child: beams.states[continuation.parent].extend(continuation.token_id, continuation.logprob)
             for continuation in (*decisions.continued, *decisions.ended)
@@ -170,8 +171,8 @@ def _weight(logprob: float) -> float:
 class DiverseSamplingManager:
     """Siblings that push each other apart: the Hamming penalty of diverse sampling.
 
-    At each position siblings draw in order. `group_size` neighbours do not push each other, as the beams of one beam
-    group do not; with 1, the default, every sibling is pushed by all before it.
+    At each position siblings draw in order. Every `group_size` neighbours form a group, like a beam group: a sibling is
+    pushed by all earlier groups, not by its own. With 1, the default, all siblings before it push it.
     """
 
     def __init__(self, diversity_penalty: float = 0.5, group_size: int = 1) -> None:
@@ -188,7 +189,7 @@ class DiverseSamplingManager:
     def compute_diversity_penalty(self, request_id: str, sample_idx: int, token_id: int) -> float:
         """What to subtract from the token's logit, before the temperature.
 
-        The penalty, times the number of siblings before this one's neighbours that took the token at this position.
+        The penalty, times the number of siblings in earlier groups that took the token at this position.
         """
         outputs = self._siblings(request_id, sample_idx)
         position = len(outputs[sample_idx])
@@ -196,7 +197,7 @@ class DiverseSamplingManager:
         return self.diversity_penalty * sum(output[position : position + 1] == [token_id] for output in earlier)
 
     def record_token(self, request_id: str, sample_idx: int, token_id: int) -> None:
-        """Tells that a sibling has drawn a token."""
+        """To be called whenever a sibling has drawn a token."""
         self._siblings(request_id, sample_idx)[sample_idx].append(token_id)
 
     def finish_request(self, request_id: str) -> None:

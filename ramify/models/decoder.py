@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ramify.models.families import Architecture
 from ramify.models.linear import Linear, may_pack
-from ramify.models.rope import Turns, inverse_frequencies, rotate
+from ramify.models.rope import Rotations, inverse_frequencies, rotate
 
 # (layer, queries (T, heads, head_dim), keys and values (T, kv_heads, head_dim)) -> (T, heads * head_dim)
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -62,11 +62,11 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """token_ids, positions (T,) -> hidden states after the last norm (T, hidden)."""
-        turns = self._turns(positions)
+        rotations = self._rotations(positions)
         residual = F.embedding(token_ids, self.embedding)
         for index, layer in enumerate(self.layers):
             x = self._norm(residual, layer.input_norm)
-            queries, keys, values = self._qkv(layer, x, turns)
+            queries, keys, values = self._qkv(layer, x, rotations)
             residual.add_(layer.output.product(attend(index, queries, keys, values)))
             x = self._norm(residual, layer.post_norm)
             gate, up = layer.gate_up.product(x).chunk(2, dim=-1)
@@ -78,17 +78,17 @@ class Decoder:
         """(R, hidden) -> (R, vocabulary) float32."""
         return self.head.product(hidden).float().contiguous()
 
-    def _qkv(self, layer: Layer, x: Tensor, turns: Turns) -> tuple[Tensor, Tensor, Tensor]:
+    def _qkv(self, layer: Layer, x: Tensor, rotations: Rotations) -> tuple[Tensor, Tensor, Tensor]:
         arch = self.arch
         packed = layer.qkv.product(x).contiguous().view(x.shape[0], -1, arch.head_dim)  # heads must lie in one piece
-        turning, values = packed[:, : -arch.num_kv_heads], packed[:, -arch.num_kv_heads :]
+        unrotated, values = packed[:, : -arch.num_kv_heads], packed[:, -arch.num_kv_heads :]
         if layer.query_norm is not None and layer.key_norm is not None:
-            queries, keys = turning[:, : arch.num_heads], turning[:, arch.num_heads :]
-            turning = torch.cat((self._norm(queries, layer.query_norm), self._norm(keys, layer.key_norm)), dim=1)
-        turned = rotate(turning, turns)  # queries and keys at once
-        return turned[:, : arch.num_heads], turned[:, arch.num_heads :], values
+            queries, keys = unrotated[:, : arch.num_heads], unrotated[:, arch.num_heads :]
+            unrotated = torch.cat((self._norm(queries, layer.query_norm), self._norm(keys, layer.key_norm)), dim=1)
+        rotated = rotate(unrotated, rotations)  # queries and keys at once
+        return rotated[:, : arch.num_heads], rotated[:, arch.num_heads :], values
 
-    def _turns(self, positions: Tensor) -> Turns:
+    def _rotations(self, positions: Tensor) -> Rotations:
         angles = positions.float()[:, None, None] * self.frequencies  # (T, 1, head_dim / 2)
         scale = self.arch.rope.attention_factor
         cosines, sines = (angles.cos() * scale).to(self.dtype), (angles.sin() * scale).to(self.dtype)

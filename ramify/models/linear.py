@@ -5,7 +5,7 @@ model, in ms on two cores, Intel Xeon (AVX-512) / AMD EPYC (AVX2) / AMD EPYC (AV
 
     rows                            1            8             32            64             128          1,024
     linear(x, w)                    30 / 37 / 48 81 / 123 / 59 129 / - / 94  127 / 260 / 138 152 / - / 234 - / - / 1,737
-    turned: (w @ x.T).T, a view     29 / - / 49  47 / 45 / 41  67 / - / 78   126 / 127 / 122 155 / - / 212 - / - / 1,674
+    transposed: (w @ x.T).T, a view 29 / - / 49  47 / 45 / 41  67 / - / 78   126 / 127 / 122 155 / - / 212 - / - / 1,674
     w in two halves, batched        60 / 21 / 17 49 / - / 41   69 / - / 78   105 / - / 122   171 / - / 211 - / - / 1,756
     a copy packed by oneDNN         - / - / 24   - / - / 25    - / - / 51    - / - / 91      - / - / 167   - / - / 1,400
 
@@ -36,16 +36,16 @@ class _Forms:
 
     halves: range = range(0)
     packed: range = range(0)
-    turned: range = range(0)
+    transposed: range = range(0)
 
 
 _ANY = sys.maxsize
-_INTEL = _Forms(turned=range(4, 57))
-_AMD_AVX2 = _Forms(halves=range(1, 2), turned=range(2, 128))
-_AMD_AVX512 = _Forms(halves=range(1, 2), packed=range(3, _ANY), turned=range(2, _ANY))
+_INTEL = _Forms(transposed=range(4, 57))
+_AMD_AVX2 = _Forms(halves=range(1, 2), transposed=range(2, 128))
+_AMD_AVX512 = _Forms(halves=range(1, 2), packed=range(3, _ANY), transposed=range(2, _ANY))
 
-PACKED_FOR_ROWS = 64  # oneDNN asks; from 8 to 1,024 its answer is the same layout
-SHARE_OF_MEMORY = 4  # models of up to one part in so many of the machine's memory are kept twice
+PACKED_FOR_ROWS = 64  # oneDNN's layout depends on it, but is the same from 8 to 1,024
+SHARE_OF_MEMORY = 4  # a model of up to 1 / SHARE_OF_MEMORY of the machine's memory may be kept twice
 
 
 class Linear:
@@ -69,17 +69,17 @@ class Linear:
             return F.linear(x, self.weight, self.bias)
         count, weight, forms = x.shape[0], self.weight, _forms()
         if count in forms.halves and weight.shape[0] % 2 == 0:
-            turned = _in_halves(x, weight)
+            transposed = _in_halves(x, weight)
         elif self.may_pack and count in forms.packed:
             packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._pack(), self.bias, "none", [], "")
             return packed
-        elif count in forms.turned:
-            turned = weight @ x.t()  # (rows, T)
+        elif count in forms.transposed:
+            transposed = weight @ x.t()  # (rows, T)
         else:
             return F.linear(x, weight, self.bias)
         if self.bias is not None:
-            turned += self.bias[:, None]
-        return turned.t()
+            transposed += self.bias[:, None]
+        return transposed.t()
 
     def _pack(self) -> Tensor:
         # torch counts the writes to a tensor and its views, so weights loaded in place are noticed.

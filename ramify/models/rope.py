@@ -8,8 +8,8 @@ from typing import Literal
 
 import torch
 
-# Cosines (both halves alike) and sines (the first half negated), for every position and dimension.
-Turns = tuple[torch.Tensor, torch.Tensor]
+# Cosines (the same in both halves) and sines (negated in the first half), for every position and dimension.
+Rotations = tuple[torch.Tensor, torch.Tensor]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "factors"]
 
 
@@ -61,20 +61,20 @@ def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: f
 def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
     """High frequencies stay, low ones are divided by the factor, those between are blended."""
     wavelengths = 2 * math.pi / frequencies
-    turns = rope.original_max_position_embeddings / wavelengths
-    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    num_rotations = rope.original_max_position_embeddings / wavelengths
+    blend = (num_rotations - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     blended = (1 - blend) * frequencies / rope.factor + blend * frequencies
     divided = frequencies / rope.factor
-    scaled = torch.where(turns < rope.low_freq_factor, divided, blended)
-    return torch.where(turns > rope.high_freq_factor, frequencies, scaled)
+    scaled = torch.where(num_rotations < rope.low_freq_factor, divided, blended)
+    return torch.where(num_rotations > rope.high_freq_factor, frequencies, scaled)
 
 
 def _yarn(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Dimensions that turn often keep their frequency, those that turn seldom are interpolated, with a ramp between."""
+    """Fast dimensions keep their frequency, slow ones are interpolated, those between are blended."""
 
-    def dimension_of(turns: float) -> float:
+    def dimension_of(num_rotations: float) -> float:
         length = rope.original_max_position_embeddings
-        return head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return head_dim * math.log(length / (num_rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
     if rope.truncate:
@@ -87,11 +87,11 @@ def _yarn(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.T
     return frequencies / rope.factor * (1 - keep) + frequencies * keep
 
 
-def rotate(x: torch.Tensor, turns: Turns) -> torch.Tensor:
+def rotate(x: torch.Tensor, rotations: Rotations) -> torch.Tensor:
     """x (tokens, heads, head_dim) rotated by its positions; cosines and sines are (tokens, 1, head_dim) each.
 
-    Pairs are (i, i + head_dim / 2), as in Hugging Face checkpoints. Rolling by half a head swaps the two of each pair,
-    and the sines carry the sign.
+    Pairs are (i, i + head_dim / 2), as in Hugging Face checkpoints. Rolling by half a head swaps the members of each
+    pair, and the sines carry the sign.
     """
-    cosines, sines = turns
+    cosines, sines = rotations
     return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, dims=-1), sines)

@@ -84,7 +84,9 @@ def test_an_engine_without_a_compiler_says_so_and_gives_the_same(
     said: list[str] = []
     without = LLM(folder, device="cpu", say=said.append).generate([[1, 2, 3]], params, use_tqdm=False)
     assert any("on torch's operators: no C++ compiler" in line for line in said)
-    assert [item.token_ids for item in without[0].outputs] == [item.token_ids for item in with_kernels[0].outputs]
+    assert [completion.token_ids for completion in without[0].outputs] == [
+        completion.token_ids for completion in with_kernels[0].outputs
+    ]
 
 
 def test_what_a_broken_compiler_says_is_told(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,13 +87,13 @@ def test_the_stream_replayed_is_what_the_plain_route_answers(client: httpx.Clien
         "/v1/completions", json={"prompt": PROMPT, "max_tokens": 14, "return_token_ids": True, **plain}
     ).json()
     outputs = events[-1]["outputs"]
-    assert [item["text"] for item in outputs] == [choice["text"] for choice in reply["choices"]]
-    for item, choice in zip(outputs, reply["choices"], strict=True):
-        tokens = children[item["child"]]
+    assert [output["text"] for output in outputs] == [choice["text"] for choice in reply["choices"]]
+    for output, choice in zip(outputs, reply["choices"], strict=True):
+        tokens = children[output["child"]]
         assert [token["token_id"] for token in tokens] == choice["token_ids"]
         assert text_of(tokens) == choice["text"]
         assert tokens[-1]["finish_reason"] == choice["finish_reason"]
-        assert item["score"] == choice.get("score")
+        assert output["score"] == choice.get("score")
         for token in tokens:
             assert len(token["top"]) in (
                 (0,) if "top_logprobs" not in options else (options["top_logprobs"], options["top_logprobs"] + 1)
@@ -106,16 +106,16 @@ def test_beams_are_ranked_in_every_step(client: httpx.Client) -> None:
     steps = [step for event in events[1:-1] for step in event["steps"]]
     assert len(steps) == 6
     for step in steps[:-1]:
-        assert sum(not item["finished"] for item in step["standings"]) == 3
-    assert all(item["finished"] for item in steps[-1]["standings"])
+        assert sum(not standing["finished"] for standing in step["standings"]) == 3
+    assert all(standing["finished"] for standing in steps[-1]["standings"])
 
 
 def test_best_of_ranks_all_children_at_the_end(client: httpx.Client) -> None:
     events = stream(client, prompt=PROMPT, max_tokens=6, n=2, best_of=5, seed=1)
     *before, last = [step for event in events[1:-1] for step in event["steps"]]
     assert all(step["standings"] == [] for step in before)
-    assert sorted(item["child"] for item in last["standings"]) == [0, 1, 2, 3, 4]
-    scores = [item["score"] for item in last["standings"]]
+    assert sorted(standing["child"] for standing in last["standings"]) == [0, 1, 2, 3, 4]
+    scores = [standing["score"] for standing in last["standings"]]
     assert scores == sorted(scores, reverse=True)
     assert events[-1]["usage"]["completion_tokens"] == sum(map(len, replay(events).values()))
 
@@ -131,12 +131,14 @@ def test_two_models_tell_how_they_were_mixed() -> None:
             client, prompt=teacher, theta_prompt=student, n=2, max_tokens=10, temperature=0.8, seed=5, top_logprobs=3
         )
     children = replay(events)
-    assert [item["text"] for item in events[-1]["outputs"]] == truth.generated_texts
+    assert [output["text"] for output in events[-1]["outputs"]] == truth.generated_texts
     for child, alphas in enumerate(truth.alpha_history):
         told = [token["mixture"] for token in children[child]]
-        assert [item["alpha"] for item in told] == pytest.approx(alphas, abs=1e-4)
-        assert [item["kl_theta"] for item in told] == pytest.approx(truth.diagnostics["kl_theta"][child], abs=1e-4)
-        assert all(item["kl_teacher"] == pytest.approx(item["kl_theta"], abs=1e-3) for item in told)
+        assert [mixture["alpha"] for mixture in told] == pytest.approx(alphas, abs=1e-4)
+        assert [mixture["kl_theta"] for mixture in told] == pytest.approx(
+            truth.diagnostics["kl_theta"][child], abs=1e-4
+        )
+        assert all(mixture["kl_teacher"] == pytest.approx(mixture["kl_theta"], abs=1e-3) for mixture in told)
 
 
 def test_a_conversation(client: httpx.Client) -> None:

@@ -29,7 +29,7 @@ def _generate(llm: LLM, prompts: Any, **params: Any) -> list[RequestOutput]:
 
 
 def _tokens(output: RequestOutput) -> list[tuple[int, ...]]:
-    return [item.token_ids for item in output.outputs]
+    return [completion.token_ids for completion in output.outputs]
 
 
 # -- prompts ---------------------------------------------------------------------------------------------------
@@ -115,9 +115,9 @@ def test_unknown_options_are_refused() -> None:
 
 def test_samples_of_one_prompt_differ_and_come_in_order(llm: LLM) -> None:
     output = _generate(llm, "Once upon a time", n=4, temperature=0.8, seed=7, max_tokens=24)[0]
-    assert [item.index for item in output.outputs] == [0, 1, 2, 3]
+    assert [completion.index for completion in output.outputs] == [0, 1, 2, 3]
     assert len(set(_tokens(output))) == 4
-    assert all(item.text and item.cumulative_logprob < 0 for item in output.outputs)
+    assert all(completion.text and completion.cumulative_logprob < 0 for completion in output.outputs)
 
 
 def test_the_prompt_is_computed_once_for_all_samples(tiny: LLM) -> None:
@@ -162,12 +162,14 @@ def test_more_samples_than_sequences_that_may_run_go_in_waves(make_checkpoint: C
 def test_best_of_returns_the_best_with_their_scores(tiny: LLM) -> None:
     everyone = _generate(tiny, [[9, 8]], n=6, seed=4, max_tokens=10)[0].outputs
     best = _generate(tiny, [[9, 8]], n=2, best_of=6, seed=4, max_tokens=10)[0].outputs
-    by_logprob = sorted(everyone, key=lambda item: -item.cumulative_logprob)
-    assert [item.token_ids for item in best] == [item.token_ids for item in by_logprob[:2]]
-    assert [item.index for item in best] == [0, 1]
-    assert [item.score for item in best] == [item.cumulative_logprob for item in best]
-    shortest = _generate(tiny, [[9, 8]], n=1, best_of=6, seed=4, max_tokens=10, score=lambda item: -sum(item.token_ids))
-    assert shortest[0].outputs[0].token_ids == min(everyone, key=lambda item: sum(item.token_ids)).token_ids
+    by_logprob = sorted(everyone, key=lambda completion: -completion.cumulative_logprob)
+    assert [completion.token_ids for completion in best] == [completion.token_ids for completion in by_logprob[:2]]
+    assert [completion.index for completion in best] == [0, 1]
+    assert [completion.score for completion in best] == [completion.cumulative_logprob for completion in best]
+    shortest = _generate(
+        tiny, [[9, 8]], n=1, best_of=6, seed=4, max_tokens=10, score=lambda completion: -sum(completion.token_ids)
+    )
+    assert shortest[0].outputs[0].token_ids == min(everyone, key=lambda completion: sum(completion.token_ids)).token_ids
 
 
 def test_a_score_function_that_raises_ends_its_request_alone(tiny: LLM) -> None:
@@ -341,4 +343,4 @@ def test_beam_search_is_the_strategy_by_a_shorter_name(tiny: LLM) -> None:
     named = tiny.beam_search([[1, 2, 3]], beam_width=3, n=2, max_tokens=5, use_tqdm=False)[0]
     plain = _generate(tiny, [[1, 2, 3]], strategy="beam_search", beam_width=3, n=2, max_tokens=5)[0]
     assert _tokens(named) == _tokens(plain)
-    assert [item.score for item in named.outputs] == [item.score for item in plain.outputs]
+    assert [completion.score for completion in named.outputs] == [completion.score for completion in plain.outputs]

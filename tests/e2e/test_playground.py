@@ -466,7 +466,7 @@ def test_the_python_it_shows_gives_the_same_texts(visit: Any, capsys: pytest.Cap
     capsys.readouterr()
     assert isinstance(names["llm"], LLM)
     assert isinstance(names["params"], SamplingParams)
-    texts = [item.text for item in names["output"].outputs]
+    texts = [completion.text for completion in names["output"].outputs]
     assert texts == [column_text(column) for column in columns(page).all()]
 
 
@@ -481,7 +481,7 @@ def test_the_curl_it_shows_gives_the_same_texts(visit: Any) -> None:
         ["bash", "-c", page.locator("#code").inner_text()], capture_output=True, text=True, timeout=60, check=True
     )
     events = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("data: {")]
-    texts = [item["text"] for item in events[-1]["outputs"]]
+    texts = [output["text"] for output in events[-1]["outputs"]]
     assert texts == [column_text(column) for column in columns(page).all()]
 
 

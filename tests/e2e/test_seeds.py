@@ -141,11 +141,11 @@ def test_the_twelve_that_best_of_draws_are_the_twelve_of_n(mix: dict[str, Any]) 
     """A score that ranks by number shows them in their order; the ordinary one ranks the same twelve."""
     options: dict[str, Any] = {"seed": 7, "max_tokens": 10, "ignore_eos": True, **mix}
     twelve = finish(engine(), [(PROMPT, SamplingParams(n=12, **options))])[0].outputs
-    by_number = SamplingParams(n=11, best_of=12, score=lambda item: -item.index, **options)
-    assert tokens_of(finish(engine(), [(PROMPT, by_number)])[0]) == [item.token_ids for item in twelve[:11]]
+    by_number = SamplingParams(n=11, best_of=12, score=lambda completion: -completion.index, **options)
+    assert tokens_of(finish(engine(), [(PROMPT, by_number)])[0]) == [completion.token_ids for completion in twelve[:11]]
     best = finish(engine(), [(PROMPT, SamplingParams(n=5, best_of=12, **options))])[0]
-    ranked = sorted(twelve, key=lambda item: -item.cumulative_logprob)
-    assert tokens_of(best) == [item.token_ids for item in ranked[:5]]
+    ranked = sorted(twelve, key=lambda completion: -completion.cumulative_logprob)
+    assert tokens_of(best) == [completion.token_ids for completion in ranked[:5]]
 
 
 @given(
@@ -227,7 +227,7 @@ def test_requests_without_a_seed_repeat_with_the_engines() -> None:
     assert tokens(seed=3) == first
     assert tokens(seed=3, max_num_batched_tokens=3, max_num_seqs=2, num_blocks=16) == first
     assert tokens(seed=4) != first
-    assert len({tuple(item) for item in first}) == 3, "each has a seed of its own"
+    assert len({tuple(children) for children in first}) == 3, "each has a seed of its own"
 
 
 def test_a_request_without_a_seed_depends_on_its_place_in_the_queue_alone() -> None:
@@ -263,8 +263,8 @@ class Reference:
         """Asserts that every child drew what the reference draws; tells how far that was certain."""
         prompt = list(output.prompt_token_ids)
         return [
-            Certain(item.token_ids, self._check_child(prompt, item.index, item.token_ids, params))
-            for item in output.outputs
+            Certain(completion.token_ids, self._check_child(prompt, completion.index, completion.token_ids, params))
+            for completion in output.outputs
         ]
 
     def _check_child(self, prompt: list[int], child: int, token_ids: tuple[int, ...], params: SamplingParams) -> int:
@@ -289,8 +289,8 @@ class Reference:
 
 
 def assert_equal(output: RequestOutput, expected: Sequence[Certain]) -> None:
-    for item, certain in zip(output.outputs, expected, strict=False):
-        assert item.token_ids[: certain.length] == certain.token_ids[: certain.length]
+    for completion, certain in zip(output.outputs, expected, strict=False):
+        assert completion.token_ids[: certain.length] == certain.token_ids[: certain.length]
 
 
 REAL_PROMPT = [(7 * place) % 320 for place in range(40)]
@@ -338,7 +338,7 @@ def test_a_real_model_draws_what_the_reference_draws_in_every_world(
         for asked in ([*crowd, *requests], [*requests, *crowd][::-1]):
             outputs = generate(world, asked)
             for each, expected in zip(requests, certain, strict=True):
-                assert_equal(outputs[[item is each for item in asked].index(True)], expected)
+                assert_equal(outputs[[request is each for request in asked].index(True)], expected)
         warm = generate(world, requests)
         for output, expected in zip(warm, certain, strict=True):
             assert_equal(output, expected)
@@ -363,5 +363,5 @@ def test_child_i_of_a_real_model_is_the_same_whatever_n_is(
     assert sum(child.length for child in certain) > 0.8 * 64 * 8
     assert_equal(outputs[4], certain)
     assert_equal(outputs[1], certain)
-    best = SamplingParams(n=11, best_of=12, seed=5, max_tokens=8, score=lambda item: -item.index, **mix)
+    best = SamplingParams(n=11, best_of=12, seed=5, max_tokens=8, score=lambda completion: -completion.index, **mix)
     assert_equal(generate(llm, [(REAL_PROMPT, best)])[0], certain)

@@ -221,7 +221,7 @@ def test_a_slow_reader_gets_several_tokens_in_one_event_and_loses_none(llm: Asyn
 
     async def wanted() -> list[tuple[int, ...]]:
         output = await llm.generate(prompt_of(1), params).final()
-        return [item.token_ids for item in output.outputs]
+        return [completion.token_ids for completion in output.outputs]
 
     with serving(create_app(llm), send_buffer=4_096) as url, closing(socket.socket()) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
@@ -242,5 +242,5 @@ def test_a_slow_reader_gets_several_tokens_in_one_event_and_loses_none(llm: Asyn
         got[choice["index"]] += choice["token_ids"]
         largest = max(largest, len(choice["token_ids"]))
         assert len(choice["logprobs"]["tokens"]) == len(choice["token_ids"])
-    assert [tuple(item) for item in got] == tokens
+    assert [tuple(token_ids) for token_ids in got] == tokens
     assert largest > 20, "tokens were joined"

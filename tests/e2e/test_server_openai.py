@@ -38,7 +38,7 @@ def client(url: str) -> openai.OpenAI:
 
 def texts(llm: LLM, prompt: str, **params: Any) -> list[str]:
     [output] = llm.generate(prompt, SamplingParams(**params), use_tqdm=False)
-    return [item.text for item in output.outputs]
+    return [completion.text for completion in output.outputs]
 
 
 def test_models(client: openai.OpenAI) -> None:
@@ -96,7 +96,7 @@ def test_chat_plain_and_streamed_are_what_chat_gives(client: openai.OpenAI, llm:
     [wanted] = llm.chat(CHAT, SamplingParams(n=4, seed=5, max_tokens=10), use_tqdm=False)
     asked: dict[str, Any] = {"model": MODEL, "messages": CHAT, "n": 4, "seed": 5, "max_completion_tokens": 10}
     plain = client.chat.completions.create(**asked)
-    assert [choice.message.content for choice in plain.choices] == [item.text for item in wanted.outputs]
+    assert [choice.message.content for choice in plain.choices] == [completion.text for completion in wanted.outputs]
     assert {choice.message.role for choice in plain.choices} == {"assistant"}
     streamed: dict[int, str] = defaultdict(str)
     roles: dict[int, str] = {}
@@ -105,7 +105,7 @@ def test_chat_plain_and_streamed_are_what_chat_gives(client: openai.OpenAI, llm:
         if choice.delta.role:
             roles[choice.index] = choice.delta.role
         streamed[choice.index] += choice.delta.content or ""
-    assert [streamed[index] for index in range(4)] == [item.text for item in wanted.outputs]
+    assert [streamed[index] for index in range(4)] == [completion.text for completion in wanted.outputs]
     assert roles == dict.fromkeys(range(4), "assistant")
 
 
@@ -130,10 +130,10 @@ def test_text_parts_of_a_content_are_joined(client: openai.OpenAI) -> None:
 def test_logprobs_of_completions(client: openai.OpenAI, llm: LLM) -> None:
     reply = client.completions.create(model=MODEL, prompt=PROMPT, temperature=0, max_tokens=6, logprobs=3)
     [output] = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=6, logprobs=3), use_tqdm=False)
-    got, item = reply.choices[0].logprobs, output.outputs[0]
+    got, completion = reply.choices[0].logprobs, output.outputs[0]
     assert got is not None
-    assert item.logprobs is not None
-    rows = [row[token] for row, token in zip(item.logprobs, item.token_ids, strict=True)]
+    assert completion.logprobs is not None
+    rows = [row[token] for row, token in zip(completion.logprobs, completion.token_ids, strict=True)]
     assert got.tokens == [row.decoded_token for row in rows]
     assert got.token_logprobs == pytest.approx([row.logprob for row in rows], abs=1e-4)
     assert [len(top) for top in got.top_logprobs or []] == [3] * 6
@@ -151,7 +151,7 @@ def test_echo_with_logprobs_tells_about_the_prompt(client: openai.OpenAI) -> Non
     assert choice.logprobs is not None
     assert choice.logprobs.tokens == ["The", " capital", " of", " France", " is", " Paris"]
     told: list[Any] = choice.logprobs.token_logprobs or []
-    assert [type(item) for item in told] == [type(None), *[float] * 5]
+    assert [type(logprob) for logprob in told] == [type(None), *[float] * 5]
     alone = client.completions.create(
         model=MODEL, prompt="The capital of France is", max_tokens=0, logprobs=1, echo=True
     )
@@ -166,19 +166,19 @@ def test_logprobs_of_chats(client: openai.OpenAI) -> None:
     logprobs = reply.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
-    assert "".join(item.token for item in logprobs.content) == reply.choices[0].message.content
-    for item in logprobs.content:
-        assert [len(item.top_logprobs), item.top_logprobs[0].token] == [2, item.token], "greedy takes the likeliest"
-        assert bytes(item.bytes or []).decode() == item.token
+    assert "".join(entry.token for entry in logprobs.content) == reply.choices[0].message.content
+    for entry in logprobs.content:
+        assert [len(entry.top_logprobs), entry.top_logprobs[0].token] == [2, entry.token], "greedy takes the likeliest"
+        assert bytes(entry.bytes or []).decode() == entry.token
     streamed = [
-        item
+        entry
         for chunk in client.chat.completions.create(**asked, logprobs=True, top_logprobs=2, stream=True)
-        for item in ((chunk.choices[0].logprobs and chunk.choices[0].logprobs.content) or [])
+        for entry in ((chunk.choices[0].logprobs and chunk.choices[0].logprobs.content) or [])
     ]
-    assert [item.token for item in streamed] == [item.token for item in logprobs.content]
+    assert [entry.token for entry in streamed] == [entry.token for entry in logprobs.content]
     bare = client.chat.completions.create(**asked, logprobs=True).choices[0].logprobs
     assert bare is not None
-    assert [item.top_logprobs for item in bare.content or []] == [[]] * 6
+    assert [entry.top_logprobs for entry in bare.content or []] == [[]] * 6
 
 
 def test_stop_cuts_and_says_so(client: openai.OpenAI) -> None:
@@ -202,10 +202,10 @@ def test_the_same_seed_gives_the_same_text_and_another_another(client: openai.Op
 def test_best_of_returns_the_best_first(client: openai.OpenAI, llm: LLM) -> None:
     reply = client.completions.create(model=MODEL, prompt=PROMPT, n=2, best_of=6, seed=1, max_tokens=8)
     [output] = llm.generate(PROMPT, SamplingParams(n=2, best_of=6, seed=1, max_tokens=8), use_tqdm=False)
-    assert [choice.text for choice in reply.choices] == [item.text for item in output.outputs]
+    assert [choice.text for choice in reply.choices] == [completion.text for completion in output.outputs]
     scores = [choice.model_dump()["score"] for choice in reply.choices]
     assert scores == sorted(scores, reverse=True)
-    assert scores == pytest.approx([item.score for item in output.outputs], abs=1e-3)
+    assert scores == pytest.approx([completion.score for completion in output.outputs], abs=1e-3)
 
 
 EXTRAS: list[dict[str, Any]] = [
@@ -241,8 +241,8 @@ def test_token_ids_in_and_out(client: openai.OpenAI, llm: LLM) -> None:
         model=MODEL, prompt=ids, temperature=0, max_tokens=3, extra_body={"return_token_ids": True}
     )
     dumped = [choice.model_dump() for choice in reply.choices]
-    assert [item["prompt_token_ids"] for item in dumped] == ids
-    assert [llm.tokenizer.decode(item["token_ids"]) for item in dumped] == [item["text"] for item in dumped]
+    assert [choice["prompt_token_ids"] for choice in dumped] == ids
+    assert [llm.tokenizer.decode(choice["token_ids"]) for choice in dumped] == [choice["text"] for choice in dumped]
     assert dumped[0]["text"].startswith(" Paris")
 
 

@@ -36,7 +36,7 @@ def schema(llm: AsyncLLM) -> Iterator[Any]:
 
 
 def operations(schema: Any, method: str) -> list[Any]:
-    return [item for result in schema.get_all_operations() if (item := result.ok()).method.upper() == method]
+    return [operation for result in schema.get_all_operations() if (operation := result.ok()).method.upper() == method]
 
 
 def ask_at_random(operation: Any, mode: GenerationMode, examples: int) -> None:
@@ -63,14 +63,16 @@ def ask_at_random(operation: Any, mode: GenerationMode, examples: int) -> None:
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.value)
 def test_no_body_is_answered_with_a_500(schema: Any, mode: GenerationMode) -> None:
     asked = operations(schema, "POST")
-    assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"} <= {item.path for item in asked}
+    assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"} <= {
+        operation.path for operation in asked
+    }
     for operation in asked:
         ask_at_random(operation, mode, examples=30)
 
 
 def test_no_question_is_answered_with_a_500(schema: Any) -> None:
     asked = operations(schema, "GET")
-    assert {"/v1/models", "/v1/models/{name}", "/health", "/metrics"} <= {item.path for item in asked}
+    assert {"/v1/models", "/v1/models/{name}", "/health", "/metrics"} <= {operation.path for operation in asked}
     for operation in asked:
         ask_at_random(operation, GenerationMode.POSITIVE, examples=5)
 

@@ -169,7 +169,7 @@ def _step(numbers: random.Random, block_size: int) -> list[Chunk]:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_step_of_any_shape(model: str, library: Library, make_checkpoint: CheckpointMaker) -> None:
-    """Hidden states, logits and what is kept in the pool, with and without groups, of all rows and of some."""
+    """Hidden states, logits and what is kept in the pool, with and without shared prefixes, of all rows and of some."""
     family, changes = MODELS[model]
     decoder = _decoder(make_checkpoint(family, **changes))
     for seed in range(12):
@@ -177,16 +177,16 @@ def test_a_step_of_any_shape(model: str, library: Library, make_checkpoint: Chec
         block_size = numbers.choice([1, 4, 16])
         chunks = tuple(_step(numbers, block_size))
         tables = [chunk.block_table[: chunk.start // block_size] for chunk in chunks]
-        shared = tuple(SharedPrefix(item.num_blocks, item.rows) for item in best_sharing(tables))
+        shared = tuple(SharedPrefix(prefix.num_blocks, prefix.rows) for prefix in best_sharing(tables))
         shared = shared if numbers.random() < 0.7 else ()
         rows = sum(len(chunk.token_ids) for chunk in chunks)
         wanted = sorted(numbers.sample(range(rows), numbers.choice([0, 1, rows // 2, rows])))
         results = []
-        for native in (False, True):
+        for on_kernels in (False, True):
             pool = KVPool(decoder.arch, 300, block_size, torch.float32, torch.device("cpu"))
             pool.kv.normal_(generator=torch.Generator().manual_seed(seed))
             layers: Layers = TorchLayers(decoder, pool, NONE_SHARED)
-            if native:
+            if on_kernels:
                 layers = CpuLayers(library, decoder, pool, SharingRule(fewest_positions=8))
             hidden = _forward(layers, chunks, shared, wanted)
             results.append((hidden.clone(), layers.logits(hidden), _written(pool, chunks)))
@@ -236,7 +236,7 @@ def test_what_nobody_wrote_is_not_read(library: Library, make_checkpoint: Checkp
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_an_engine_draws_what_it_draws_on_torchs_operators(family: str, make_checkpoint: CheckpointMaker) -> None:
-    """Chunked prompts, groups, prefix hits, a cache of a few blocks and prompt logprobs, seeded."""
+    """Chunked prompts, shared prefixes, prefix hits, a cache of a few blocks and prompt logprobs, seeded."""
     folder = str(make_checkpoint(family))
     numbers = random.Random(3)
     common = [numbers.randrange(320) for _ in range(80)]
@@ -251,7 +251,9 @@ def test_an_engine_draws_what_it_draws_on_torchs_operators(family: str, make_che
         outputs += llm.generate(prompts[:2], SamplingParams(max_tokens=1, prompt_logprobs=1), use_tqdm=False)
         told.append(outputs)
     for one, other in zip(*told, strict=True):
-        assert [item.token_ids for item in one.outputs] == [item.token_ids for item in other.outputs]
+        assert [completion.token_ids for completion in one.outputs] == [
+            completion.token_ids for completion in other.outputs
+        ]
         for mine, theirs in zip(one.outputs, other.outputs, strict=True):
             assert mine.cumulative_logprob == pytest.approx(theirs.cumulative_logprob, abs=1e-3)
 

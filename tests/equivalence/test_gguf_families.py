@@ -91,13 +91,13 @@ def llama3_divisors(rope: dict[str, Any], head_dim: int) -> Any:
     divisors = []
     for index in range(head_dim // 2):
         wavelength = 2 * math.pi * rope["rope_theta"] ** (2 * index / head_dim)
-        turns = rope["original_max_position_embeddings"] / wavelength
-        if turns > rope["high_freq_factor"]:
+        num_rotations = rope["original_max_position_embeddings"] / wavelength
+        if num_rotations > rope["high_freq_factor"]:
             divisors.append(1.0)
-        elif turns < rope["low_freq_factor"]:
+        elif num_rotations < rope["low_freq_factor"]:
             divisors.append(rope["factor"])
         else:
-            blend = (turns - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])
+            blend = (num_rotations - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])
             divisors.append(1 / ((1 - blend) / rope["factor"] + blend))
     return np.array(divisors, dtype=np.float32)
 

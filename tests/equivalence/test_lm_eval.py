@@ -135,10 +135,10 @@ def test_a_task_of_choices_gets_the_numbers_of_transformers(
     for sample, (question, choices, label) in zip(samples, QUESTIONS, strict=True):
         wanted = [score(reference, tokenizer, question, f" {choice}") for choice in choices]
         got = [(float(logprob), greedy in (True, "True")) for [(logprob, greedy)] in sample["resps"]]
-        assert [item[0] for item in got] == pytest.approx([item[0] for item in wanted], abs=1e-3)
-        assert [item[1] for item in got] == [item[1] for item in wanted]
+        assert [scored[0] for scored in got] == pytest.approx([scored[0] for scored in wanted], abs=1e-3)
+        assert [scored[1] for scored in got] == [scored[1] for scored in wanted]
         right.append(max(range(4), key=lambda place: wanted[place][0]) == label)
-        by_length = [item[0] / len(choice) for item, choice in zip(wanted, choices, strict=True)]
+        by_length = [scored[0] / len(choice) for scored, choice in zip(wanted, choices, strict=True)]
         right_by_length.append(max(range(4), key=by_length.__getitem__) == label)
     numbers = results["results"]["ramify_choices"]
     assert numbers["acc,none"] == pytest.approx(sum(right) / len(right))

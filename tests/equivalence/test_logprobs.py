@@ -356,7 +356,9 @@ def reporting_requests(draw: st.DrawFn) -> Asked:
 
 
 def reports_of(output: RequestOutput) -> tuple[Any, ...]:
-    return output.prompt_logprobs, [(item.token_ids, item.logprobs, item.cumulative_logprob) for item in output.outputs]
+    return output.prompt_logprobs, [
+        (completion.token_ids, completion.logprobs, completion.cumulative_logprob) for completion in output.outputs
+    ]
 
 
 @given(
@@ -422,11 +424,13 @@ def test_streamed_logprobs_add_up_to_the_whole() -> None:
     pieces: dict[int, list[LogprobRow]] = {0: [], 1: []}
     while engine.has_unfinished():
         for output in engine.step():
-            for item in output.outputs:
-                assert item.logprobs is not None
-                assert len(item.logprobs) == len(item.token_ids) == 1
-                pieces[item.index] += item.logprobs
-    assert [pieces[item.index] for item in whole.outputs] == [item.logprobs for item in whole.outputs]
+            for completion in output.outputs:
+                assert completion.logprobs is not None
+                assert len(completion.logprobs) == len(completion.token_ids) == 1
+                pieces[completion.index] += completion.logprobs
+    assert [pieces[completion.index] for completion in whole.outputs] == [
+        completion.logprobs for completion in whole.outputs
+    ]
 
 
 # -- the sequence of rows -----------------------------------------------------------------------------------------

@@ -186,26 +186,26 @@ def test_filters_keep_what_the_reference_keeps(record_property: Callable[[str, o
             # One large k makes all rows of a batch be sorted further: most batches have none.
             largest_k = numbers.choice([0, 40, 256, None])
             asked = [random_filters(numbers, size, largest_k) for _ in range(BATCH)]
-            counts = [item["top_k"] if 0 < item["top_k"] < size else size for item in asked]
+            counts = [options["top_k"] if 0 < options["top_k"] < size else size for options in asked]
             chosen = Filters(
                 torch.tensor(counts),
-                torch.tensor([item["top_p"] for item in asked]),
-                torch.tensor([item["min_p"] for item in asked]),
+                torch.tensor([options["top_p"] for options in asked]),
+                torch.tensor([options["min_p"] for options in asked]),
             )
             tensor = torch.tensor(logits)
             before = tensor.clone()
             filtered = filters.apply(tensor, chosen)
             assert torch.equal(tensor, before), "the logits are not the filters' to change"
-            for row, (values, item) in enumerate(zip(logits, asked, strict=True)):
+            for row, (values, options) in enumerate(zip(logits, asked, strict=True)):
                 largest = max(abs(value) for value in values if value > -1e29)
-                expected = reference_filters(values, **item, rounding=2.0**-23 * largest)
+                expected = reference_filters(values, **options, rounding=2.0**-23 * largest)
                 rows += 1
                 if expected.undecided:
                     undecided += 1
                     continue
-                assert kept(filtered[row].tolist()) == expected.kept, item
+                assert kept(filtered[row].tolist()) == expected.kept, options
                 logprobs = filtered[row].double().log_softmax(-1).tolist()
-                assert_same_probabilities(logprobs, expected, item)
+                assert_same_probabilities(logprobs, expected, options)
     record_property("undecided", undecided)
     assert rows == 1_000
     assert undecided <= 20
@@ -535,12 +535,14 @@ def test_a_row_with_nothing_left_to_draw_ends_its_request_alone() -> None:
         SamplingParams(max_tokens=5, seed=3, n=2, top_p=0.8),
         SamplingParams(max_tokens=5, temperature=0, **impossible),
     ]
-    outputs = finish(fake_engine(), [([7, 8, 9], item) for item in params])
+    outputs = finish(fake_engine(), [([7, 8, 9], each) for each in params])
     for index in (1, 3):
         assert outputs[index].error == NOTHING_LEFT
         assert "allowed_token_ids" in NOTHING_LEFT
-        assert [item.finish_reason for item in outputs[index].outputs] == [FinishReason.ERROR]
+        assert [completion.finish_reason for completion in outputs[index].outputs] == [FinishReason.ERROR]
     for index in (0, 2):
         alone = finish(fake_engine(), [([7, 8, 9], params[index])])[0]
         assert outputs[index].error is None
-        assert [item.token_ids for item in outputs[index].outputs] == [item.token_ids for item in alone.outputs]
+        assert [completion.token_ids for completion in outputs[index].outputs] == [
+            completion.token_ids for completion in alone.outputs
+        ]

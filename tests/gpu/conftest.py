@@ -13,9 +13,9 @@ HERE = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         return
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU; torch sees none here"))
+    for test in items:
+        if HERE in test.path.parents:
+            test.add_marker(pytest.mark.skip(reason="needs a CUDA GPU; torch sees none here"))
 
 
 @pytest.fixture

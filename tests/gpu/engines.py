@@ -27,4 +27,4 @@ def tokens(llm: LLM, prompts: list[list[int]] | None = None, **params: Any) -> l
     outputs = llm.generate(prompts or PROMPTS, SamplingParams(**params), use_tqdm=False)
     assert not any(output.error for output in outputs)
     assert llm.stats()["blocks_in_use"] == 0
-    return [[item.token_ids for item in output.outputs] for output in outputs]
+    return [[completion.token_ids for completion in output.outputs] for output in outputs]

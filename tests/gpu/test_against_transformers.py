@@ -61,13 +61,13 @@ def test_logprobs(folder: Path, count: int) -> None:
     prompts = [[(7 * number + 3 * place) % 300 for place in range(5 + 3 * number)] for number in range(count)]
     params = SamplingParams(seed=1, max_tokens=12, logprobs=10, ignore_eos=True)
     outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
-    sequences = [(prompt, item.token_ids) for prompt, item in zip(prompts, outputs, strict=True)]
+    sequences = [(prompt, completion.token_ids) for prompt, completion in zip(prompts, outputs, strict=True)]
     truth = logprobs_of(folder, torch.float32, sequences)
     rounded = logprobs_of(folder, torch.bfloat16, sequences)
     ours, theirs, true = [], [], []
-    for item, plain, exact in zip(outputs, rounded, truth, strict=True):
-        assert item.logprobs is not None
-        for place, row in enumerate(item.logprobs):
+    for completion, plain, exact in zip(outputs, rounded, truth, strict=True):
+        assert completion.logprobs is not None
+        for place, row in enumerate(completion.logprobs):
             for token, entry in row.items():
                 ours.append(entry.logprob)
                 theirs.append(float(plain[place, token]))

@@ -13,15 +13,15 @@ from tests.kernels.test_paged import check, write_tables
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("groups", [False, True])
-def test_a_graph_outlives_its_lists(groups: bool, dtype: torch.dtype, device: torch.device) -> None:
-    """Captured over one list, replayed over others with other rows, lengths and groups; default tile sizes."""
+@pytest.mark.parametrize("with_prefix", [False, True])
+def test_a_graph_outlives_its_lists(with_prefix: bool, dtype: torch.dtype, device: torch.device) -> None:
+    """Captured over one list, replayed over others with other rows, lengths and shared prefixes; default tile sizes."""
     options = {"heads": 12, "kv_heads": 2, "head_dim": 128, "block_size": 16}
     lengths = [(1500, 1100, 1030, 7), (1025, 3000, 2000, 1200), (5, 600, 513, 512)]
     shared = [(SharedPrefix(64, (0, 2)),), (SharedPrefix(64, (3, 0)), SharedPrefix(90, (1, 2))), ()]
     scenes = [
-        make_scene(length, group if groups else (), **options, dtype=dtype, device=device, seed=seed)
-        for seed, (length, group) in enumerate(zip(lengths, shared, strict=True))
+        make_scene(length, prefixes if with_prefix else (), **options, dtype=dtype, device=device, seed=seed)
+        for seed, (length, prefixes) in enumerate(zip(lengths, shared, strict=True))
     ]
     slots = max(len(scene.kv) for scene in scenes)
     kv = torch.full((slots, 2, 2, 128), torch.nan, dtype=dtype, device=device)
@@ -46,11 +46,11 @@ def test_a_graph_outlives_its_lists(groups: bool, dtype: torch.dtype, device: to
         paged.write_list(paged.work_list(decode_reads(scene.lengths, scene.shared)))
 
     load(scenes[0])
-    paged.attend(queries, kv, out, with_prefix=groups)  # compiles
+    paged.attend(queries, kv, out, with_prefix=with_prefix)  # compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        paged.attend(queries, kv, out, with_prefix=groups)
+        paged.attend(queries, kv, out, with_prefix=with_prefix)
     for scene in (*scenes, *scenes):
         load(scene)
         graph.replay()

@@ -64,14 +64,14 @@ def make_scene(
     max_blocks = max(counts) + 2
     free = iter((torch.randperm(sum(counts) + 4, generator=generator) + 1).tolist())  # block 0 is never used
     tables = torch.zeros(len(lengths), max_blocks, dtype=torch.int32)  # what no position needs points at NaN
-    for group in shared:
-        tables[list(group.sharers), : group.num_blocks] = torch.tensor(
-            [next(free) for _ in range(group.num_blocks)], dtype=torch.int32
+    for prefix in shared:
+        tables[list(prefix.sharers), : prefix.num_blocks] = torch.tensor(
+            [next(free) for _ in range(prefix.num_blocks)], dtype=torch.int32
         )
-    in_group = {row: group.num_blocks for group in shared for row in group.sharers}
+    num_shared = {row: prefix.num_blocks for prefix in shared for row in prefix.sharers}
     kv = torch.full(((sum(counts) + 5) * block_size, 2, kv_heads, head_dim), torch.nan)
     for row, length in enumerate(lengths):
-        for index in range(in_group.get(row, 0), counts[row]):
+        for index in range(num_shared.get(row, 0), counts[row]):
             tables[row, index] = next(free)
         positions = torch.arange(length)
         slots = tables[row].long()[positions // block_size] * block_size + positions % block_size

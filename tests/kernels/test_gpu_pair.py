@@ -1,4 +1,4 @@
-"""Two models in the CUDA step against the CPU path, on tiny float32 models: two lanes, one draw."""
+"""Two models in the GPU's step against the CPU path, on tiny float32 models: two lanes, one draw."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_tokens_and_numbers_equal_the_cpu_path(
     expected = generate(on_cpu, **KINDS[kind])
     assert made.generated_ids == expected.generated_ids
     for ours, theirs in zip(made.samples, expected.samples, strict=True):
-        for item, other in zip(ours.mixture or (), theirs.mixture or (), strict=True):
-            assert item == pytest.approx(other, abs=2e-4)
+        for report, other in zip(ours.mixture or (), theirs.mixture or (), strict=True):
+            assert report == pytest.approx(other, abs=2e-4)
         assert ours.cumulative_logprob == pytest.approx(theirs.cumulative_logprob, abs=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""The whole CUDA step against the CPU path, on tiny float32 models: with graphs on a GPU, else in the interpreter."""
+"""The GPU's whole step against the CPU path, on tiny float32 models: with graphs on a GPU, else in the interpreter."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def generate(llm: LLM, **options: Any) -> list[list[tuple[int, ...]]]:
     outputs: list[RequestOutput] = llm.generate(PROMPTS, SamplingParams(**options), use_tqdm=False)
     assert not any(output.error for output in outputs)
     assert llm.stats()["blocks_in_use"] == 0
-    return [[item.token_ids for item in output.outputs] for output in outputs]
+    return [[completion.token_ids for completion in output.outputs] for output in outputs]
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -85,12 +85,12 @@ def test_reported_logprobs_equal_the_cpu_path(folder: Path, device: torch.device
     expected = LLM(str(folder), device="cpu", logprobs_mode=mode, **OPTIONS).generate(PROMPTS, params, use_tqdm=False)
     llm = engine(folder, device, logprobs_mode=mode)
     for output, other in zip(llm.generate(PROMPTS, params, use_tqdm=False), expected, strict=True):
-        for item, wanted in zip(output.outputs, other.outputs, strict=True):
-            assert item.token_ids == wanted.token_ids
-            assert item.cumulative_logprob == pytest.approx(wanted.cumulative_logprob, abs=1e-4)
-            assert item.logprobs is not None
+        for completion, wanted in zip(output.outputs, other.outputs, strict=True):
+            assert completion.token_ids == wanted.token_ids
+            assert completion.cumulative_logprob == pytest.approx(wanted.cumulative_logprob, abs=1e-4)
+            assert completion.logprobs is not None
             assert wanted.logprobs is not None
-            for row, wanted_row in zip(item.logprobs, wanted.logprobs, strict=True):
+            for row, wanted_row in zip(completion.logprobs, wanted.logprobs, strict=True):
                 assert {token: entry.rank for token, entry in row.items()} == {
                     token: entry.rank for token, entry in wanted_row.items()
                 }
@@ -125,7 +125,9 @@ def test_kinds_may_be_mixed_in_a_batch(folder: Path, device: torch.device) -> No
     on_cpu = LLM(str(folder), device="cpu", **OPTIONS).generate(PROMPTS, params, use_tqdm=False)
     made = engine(folder, device).generate(PROMPTS, params, use_tqdm=False)
     for output, expected in zip(made, on_cpu, strict=True):
-        assert [item.token_ids for item in output.outputs] == [item.token_ids for item in expected.outputs]
+        assert [completion.token_ids for completion in output.outputs] == [
+            completion.token_ids for completion in expected.outputs
+        ]
 
 
 def test_graphs_are_few() -> None:

@@ -13,7 +13,7 @@ from tests.attention_truth import decode_reads
 from tests.kernels.scene import TOLERANCE, Scene, make_scene
 
 LENGTHS = (70, 66, 150, 20, 65, 33, 34, 90, 36, 0, 1)
-GROUPS = (SharedPrefix(4, (1, 0, 4, 2)), SharedPrefix(2, (5, 6, 8)), SharedPrefix(5, (7,)))
+SHARED = (SharedPrefix(4, (1, 0, 4, 2)), SharedPrefix(2, (5, 6, 8)), SharedPrefix(5, (7,)))
 
 
 def paged_for(scene: Scene, *, max_rows: int = 12, max_parts: int = 64) -> PagedDecode:
@@ -53,7 +53,7 @@ def check(out: torch.Tensor, scene: Scene) -> None:
     torch.testing.assert_close(out.cpu().double(), scene.whole_attention(), atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("shared", [(), GROUPS], ids=["alone", "groups"])
+@pytest.mark.parametrize("shared", [(), SHARED], ids=["alone", "shared"])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (7, 1)])
 def test_a_step(
     shared: Sequence[SharedPrefix], heads: int, kv_heads: int, dtype: torch.dtype, device: torch.device
@@ -67,9 +67,9 @@ def test_a_step(
 
 
 def test_one_list_after_the_other(device: torch.device) -> None:
-    """What an earlier list left behind, in more rows and more groups, does not show."""
+    """What an earlier list left behind, in more rows and with more shared prefixes, does not show."""
     options = {"heads": 4, "kv_heads": 2, "head_dim": 32, "block_size": 16}
-    many = make_scene(LENGTHS, GROUPS, **options, dtype=torch.float32, device=device)
+    many = make_scene(LENGTHS, SHARED, **options, dtype=torch.float32, device=device)
     few = make_scene((40, 100, 37), (SharedPrefix(2, (0, 2)),), **options, dtype=torch.float32, device=device, seed=1)
     paged = paged_for(many)
     for scene in (many, few, many, few):
@@ -88,18 +88,18 @@ def test_rows_that_the_list_does_not_know_are_padding(device: torch.device) -> N
     torch.testing.assert_close(out[:4].cpu().double(), scene.whole_attention()[:4], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("shared", [(), GROUPS], ids=["alone", "groups"])
+@pytest.mark.parametrize("shared", [(), SHARED], ids=["alone", "shared"])
 def test_a_row_computes_the_same_bits_in_any_company(
     shared: tuple[SharedPrefix, ...], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Rows 0, 1, 2, 4 (a group, where there are groups), first among others, then without them."""
+    """Rows 0, 1, 2, 4 (sharers, where prefixes are shared), first among others, then without them."""
     scene = make_scene(LENGTHS, shared, heads=4, kv_heads=2, head_dim=32, block_size=16, dtype=dtype, device=device)
     paged = paged_for(scene)
     paged.write_list(paged.work_list(decode_reads(scene.lengths, scene.shared)))
     among_others = attend(paged, scene)[[0, 1, 2, 4]]
     paged.tables[:4, : scene.tables.shape[1]] = scene.tables[[0, 1, 2, 4]]
-    group = [SharedPrefix(4, (1, 0, 3, 2))] if shared else []
-    paged.write_list(paged.work_list(decode_reads([scene.lengths[row] for row in (0, 1, 2, 4)], group)))
+    prefixes = [SharedPrefix(4, (1, 0, 3, 2))] if shared else []
+    paged.write_list(paged.work_list(decode_reads([scene.lengths[row] for row in (0, 1, 2, 4)], prefixes)))
     assert torch.equal(attend(paged, scene, (0, 1, 2, 4)), among_others)
 
 

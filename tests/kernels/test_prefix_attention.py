@@ -13,14 +13,14 @@ from ramify.gpu.kernels.work_list import build_work_list
 from tests.attention_truth import decode_reads
 from tests.kernels.scene import TOLERANCE, Scene, make_scene
 
-# Rows of several groups lie among each other; rows 3 and 9 are in none; row 9 is padding.
+# Sharers of several prefixes lie among each other; rows 3 and 9 share none; row 9 is padding.
 LENGTHS = (70, 66, 100, 20, 65, 33, 34, 90, 36, 0)
-GROUPS = (SharedPrefix(4, (1, 0, 4, 2)), SharedPrefix(2, (5, 6, 8)), SharedPrefix(5, (7,)))
+SHARED = (SharedPrefix(4, (1, 0, 4, 2)), SharedPrefix(2, (5, 6, 8)), SharedPrefix(5, (7,)))
 
 
 def scene_of(  # one place for the many options
     lengths: Sequence[int],
-    groups: Sequence[SharedPrefix],
+    shared: Sequence[SharedPrefix],
     dtype: torch.dtype,
     device: torch.device,
     *,
@@ -30,7 +30,7 @@ def scene_of(  # one place for the many options
 ) -> Scene:
     return make_scene(
         lengths,
-        groups,
+        shared,
         heads=heads[0],
         kv_heads=heads[1],
         head_dim=head_dim,
@@ -70,9 +70,9 @@ def run(scene: Scene, *, prefix_split: int = 48, block_m: int = 16, block_n: int
     )
     tolerance = TOLERANCE[scene.queries.dtype]
     written = set()
-    for group in scene.shared:
-        end = group.num_blocks * scene.block_size
-        for row in group.sharers:
+    for prefix in scene.shared:
+        end = prefix.num_blocks * scene.block_size
+        for row in prefix.sharers:
             for split, start in enumerate(range(0, end, prefix_split)):
                 part = int(work.first_part[row]) + split
                 written.add(part)
@@ -87,31 +87,31 @@ def run(scene: Scene, *, prefix_split: int = 48, block_m: int = 16, block_n: int
 
 @pytest.mark.parametrize("heads", [(4, 2), (6, 2), (14, 2), (16, 8), (1, 1)])
 def test_head_configurations(heads: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
-    run(scene_of(LENGTHS, GROUPS, dtype, device, heads=heads))
+    run(scene_of(LENGTHS, SHARED, dtype, device, heads=heads))
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_head_dims(head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
-    run(scene_of(LENGTHS, GROUPS, dtype, device, head_dim=head_dim), block_m=64, block_n=64, prefix_split=128)
+    run(scene_of(LENGTHS, SHARED, dtype, device, head_dim=head_dim), block_m=64, block_n=64, prefix_split=128)
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 256])
 @pytest.mark.parametrize("prefix_split", [24, 1024])
 def test_block_sizes_and_splits(block_size: int, prefix_split: int, dtype: torch.dtype, device: torch.device) -> None:
-    groups = [SharedPrefix(-(-17 // block_size), (2, 0)), SharedPrefix(-(-37 // block_size), (1, 3))]
-    in_group = {row: group.num_blocks * block_size for group in groups for row in group.sharers}
-    lengths = [in_group[row] + 1 + row for row in range(4)]
-    run(scene_of(lengths, groups, dtype, device, block_size=block_size), prefix_split=prefix_split, block_n=32)
+    shared = [SharedPrefix(-(-17 // block_size), (2, 0)), SharedPrefix(-(-37 // block_size), (1, 3))]
+    num_shared = {row: prefix.num_blocks * block_size for prefix in shared for row in prefix.sharers}
+    lengths = [num_shared[row] + 1 + row for row in range(4)]
+    run(scene_of(lengths, shared, dtype, device, block_size=block_size), prefix_split=prefix_split, block_n=32)
 
 
 @pytest.mark.parametrize("size", [1, 2, 21, 40])
-def test_group_sizes(size: int, device: torch.device) -> None:
+def test_numbers_of_sharers(size: int, device: torch.device) -> None:
     """21 rows of 3 queries fill a tile of 64 to 63; 40 need a second one that begins in the middle of a row."""
-    group = SharedPrefix(3, tuple(reversed(range(size))))
-    scene = scene_of([49] * size, [group], torch.float32, device, heads=(3, 1))
+    prefix = SharedPrefix(3, tuple(reversed(range(size))))
+    scene = scene_of([49] * size, [prefix], torch.float32, device, heads=(3, 1))
     run(scene, block_m=64, block_n=16, prefix_split=32)
 
 
 @pytest.mark.parametrize("num_programs", [1, 50])
 def test_any_number_of_programs_does_all_the_work(num_programs: int, device: torch.device) -> None:
-    run(scene_of(LENGTHS, GROUPS, torch.float32, device), num_programs=num_programs)
+    run(scene_of(LENGTHS, SHARED, torch.float32, device), num_programs=num_programs)

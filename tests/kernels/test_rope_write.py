@@ -23,12 +23,12 @@ def _expected(
     dtype, head_dim = qkv.dtype, qkv.shape[-1]
     angles = positions.float()[:, None, None] * frequencies
     cosines, sines = (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
-    turns = torch.cat((cosines, cosines), dim=-1), torch.cat((-sines, sines), dim=-1)
+    rotations = torch.cat((cosines, cosines), dim=-1), torch.cat((-sines, sines), dim=-1)
     queries, keys = qkv[:, :heads], qkv[:, heads:]
     if norms is not None:
         queries = norms[0] * F.rms_norm(queries.float(), (head_dim,), eps=EPS).to(dtype)
         keys = norms[1] * F.rms_norm(keys.float(), (head_dim,), eps=EPS).to(dtype)
-    return rotate(queries, turns), rotate(keys, turns)
+    return rotate(queries, rotations), rotate(keys, rotations)
 
 
 @pytest.mark.parametrize("has_norm", [True, False])
@@ -75,11 +75,11 @@ def test_rope_and_write(
         eps=EPS,
     )
     packed = qkv.view(tokens, -1, head_dim)
-    turned, keys = _expected(packed[:, :-kv_heads], positions, frequencies, scale, norms, heads)
+    rotated, keys = _expected(packed[:, :-kv_heads], positions, frequencies, scale, norms, heads)
     real = slots >= 0
     # Angles of far positions are as good as float32's product of position and frequency.
     tolerance = TOLERANCES[dtype]
-    torch.testing.assert_close(queries[real], turned[real], atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(queries[real], rotated[real], atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(kv_layer[slots[real], 0], keys[real], atol=tolerance, rtol=tolerance)
     assert torch.equal(kv_layer[slots[real], 1], packed[real, -kv_heads:])
     assert (queries[~real] == UNTOUCHED).all()

@@ -38,7 +38,7 @@ class Case:
 def cases(draw: st.DrawFn) -> Case:
     rows = draw(st.integers(0, 14))
     block_size = draw(st.sampled_from([1, 3, 16, 256]))
-    owners = draw(st.lists(st.integers(-1, 3), min_size=rows, max_size=rows))  # -1: in no group
+    owners = draw(st.lists(st.integers(-1, 3), min_size=rows, max_size=rows))  # -1: no sharer
     shared = []
     lengths = [draw(st.integers(0, 90)) for _ in range(rows)]  # 0: padding
     for owner in sorted({owner for owner in owners if owner >= 0}):
@@ -57,7 +57,7 @@ def cases(draw: st.DrawFn) -> Case:
 def test_every_query_sees_every_position_once_and_parts_are_dense(case: Case) -> None:
     work = case.build()
     owner_of_part: dict[int, set[int]] = {}
-    # Shared items are seen by each of a row's queries (its heads of one key-value head) on their own.
+    # Shared items are seen by each of a row's queries (its query heads of one KV head) on their own.
     seen = np.zeros((len(case.lengths), case.queries_per_row, max(case.lengths, default=0)), dtype=int)
     for row, start, end, part in work.own.tolist():
         assert start < end
@@ -93,7 +93,7 @@ def test_every_query_sees_every_position_once_and_parts_are_dense(case: Case) ->
 def test_splits_are_fixed(case: Case) -> None:
     """A row is cut at multiples of a split from where its own part starts: at the same places when it is alone."""
     work = case.build()
-    covered = {row: group.num_blocks * case.block_size for group in case.shared for row in group.sharers}
+    covered = {row: prefix.num_blocks * case.block_size for prefix in case.shared for row in prefix.sharers}
     for row, length in enumerate(case.lengths):
         cuts = work.own[work.own[:, 0] == row, 1:3].tolist()
         begin = covered.get(row, 0)
@@ -102,9 +102,9 @@ def test_splits_are_fixed(case: Case) -> None:
             split *= 2
         expected = [[at, min(at + split, length)] for at in range(begin, length, split)]
         assert cuts == expected
-    for number, group in enumerate(case.shared):
+    for number, prefix in enumerate(case.shared):
         cuts = sorted({(start, end) for _, start, end, *_ in work.prefix[work.prefix[:, 0] == number].tolist()})
-        length = group.num_blocks * case.block_size if group.sharers else 0
+        length = prefix.num_blocks * case.block_size if prefix.sharers else 0
         assert cuts == [(at, min(at + case.prefix_split, length)) for at in range(0, length, case.prefix_split)]
 
 

@@ -83,3 +83,9 @@ def test_the_top_holds_values_and_doors_alone() -> None:
     values = {"version", "errors", "validation", "config", "sampling_params", "outputs"}
     doors = {"llm", "async_llm", "optimal"}
     assert {path.stem for path in (ROOT / "ramify").glob("*.py")} == {"__init__", *values, *doors}
+
+
+def test_the_documents_classes_stand_on_the_engine_and_nothing_stands_on_them() -> None:
+    """Not even for types: an engine that knew them would have two ways to run a request's children."""
+    others = [path for path in (ROOT / "ramify").rglob("*.py") if path.parent.name != "documents"]
+    assert [path for path in others if "ramify.documents" in path.read_text()] == [ROOT / "ramify" / "__init__.py"]

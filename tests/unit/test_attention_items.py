@@ -35,39 +35,42 @@ def steps(draw: st.DrawFn) -> list[Chunk]:
 @given(
     chunks=steps(),
     kv_heads=st.integers(1, 3),
-    group=st.integers(1, 4),
+    queries_per_head=st.integers(1, 4),
     panel=st.sampled_from([1, 4, 16]),
     threads=st.integers(1, 4),
     fewest=st.sampled_from([0, 8, 10**9]),
 )
 def test_every_query_sees_its_positions_once(
-    chunks: list[Chunk], *, kv_heads: int, group: int, panel: int, threads: int, fewest: int
+    chunks: list[Chunk], *, kv_heads: int, queries_per_head: int, panel: int, threads: int, fewest: int
 ) -> None:
     starts, total = [], 0
     for chunk in chunks:
         starts.append(total)
         total += len(chunk.token_ids)
     tables = [chunk.block_table[: chunk.start // BLOCK] for chunk in chunks]
-    shared = [SharedPrefix(item.num_blocks, item.rows) for item in best_sharing(tables)]
+    shared = [SharedPrefix(prefix.num_blocks, prefix.rows) for prefix in best_sharing(tables)]
     reads = reads_of(chunks, shared, BLOCK, SharingRule(fewest_positions=fewest))
-    work = AttentionItems.of(reads, kv_heads=kv_heads, queries_per_head=group, panel=panel, threads=threads)
+    work = AttentionItems.of(reads, kv_heads=kv_heads, queries_per_head=queries_per_head, panel=panel, threads=threads)
     seen: Counter[tuple[int, int, int]] = Counter()  # row, query head, slot
     begun = set()
     for index, fields in enumerate(work.items.tolist()):
         item = Item(*fields)
-        assert item.queries <= most_queries(group, panel)
+        assert item.queries <= most_queries(queries_per_head, panel)
         assert (index < work.num_shared) == (item.growth == 0)
         for query in range(item.query, item.query + item.queries):
-            row = int(work.order[item.rows + query // group])
+            row = int(work.order[item.rows + query // queries_per_head])
             for head in range(item.head, item.head + item.heads):
-                place = (row, head * group + query % group)
-                assert (place in begun) == bool(item.continues)
-                for position in range(item.begin, item.seen + query // group * item.growth):
+                row_and_head = (row, head * queries_per_head + query % queries_per_head)
+                assert (row_and_head in begun) == bool(item.continues)
+                for position in range(item.begin, item.end + query // queries_per_head * item.growth):
                     block, inside = divmod(position - item.begin, BLOCK)
-                    seen[*place, int(work.tables[item.table + block]) * BLOCK + inside] += 1
+                    seen[*row_and_head, int(work.tables[item.table + block]) * BLOCK + inside] += 1
         if index < work.num_shared:
             begun |= {
-                (int(work.order[item.rows + query // group]), head * group + query % group)
+                (
+                    int(work.order[item.rows + query // queries_per_head]),
+                    head * queries_per_head + query % queries_per_head,
+                )
                 for query in range(item.query, item.query + item.queries)
                 for head in range(item.head, item.head + item.heads)
             }
@@ -75,7 +78,7 @@ def test_every_query_sees_its_positions_once(
         (start + offset, head, chunk.block_table[position // BLOCK] * BLOCK + position % BLOCK)
         for chunk, start in zip(chunks, starts, strict=True)
         for offset in range(len(chunk.token_ids))
-        for head in range(kv_heads * group)
+        for head in range(kv_heads * queries_per_head)
         for position in range(chunk.start + offset + 1)
     )
     assert seen == expected

@@ -20,7 +20,7 @@ Tokens = list[tuple[int, ...]]
 
 
 def tokens_of(output: RequestOutput) -> Tokens:
-    return [item.token_ids for item in output.outputs]
+    return [completion.token_ids for completion in output.outputs]
 
 
 def run_all(engine: EngineCore) -> dict[str, RequestOutput]:
@@ -177,12 +177,13 @@ def test_aborts_at_any_moment_free_everything_and_disturb_nobody(world: Setting,
     for number, (prompt, params, _) in enumerate(world.requests):
         output = finished[str(number)]
         expected = alone(prompt, params)
-        if not any(item.finish_reason is FinishReason.ABORT for item in output.outputs):
+        if not any(completion.finish_reason is FinishReason.ABORT for completion in output.outputs):
             assert tokens_of(output) == expected
         elif params.strategy != "beam_search" and params.num_samples == params.n:
-            assert all(expected[item.index][: len(item.token_ids)] == item.token_ids for item in output.outputs), (
-                "an aborted output is a beginning of the whole one"
-            )
+            assert all(
+                expected[completion.index][: len(completion.token_ids)] == completion.token_ids
+                for completion in output.outputs
+            ), "an aborted output is a beginning of the whole one"
 
 
 # -- single facts ----------------------------------------------------------------------------------------------
@@ -273,7 +274,7 @@ def test_a_fault_in_one_row_ends_that_request_alone() -> None:
         engine.add_request(Request(name, None, [first, 5], SamplingParams(n=2, max_tokens=6, seed=1, ignore_eos=True)))
     outputs = run_all(engine)
     assert outputs["bad"].error == NOT_FINITE
-    assert {item.finish_reason for item in outputs["bad"].outputs} == {FinishReason.ERROR}
+    assert {completion.finish_reason for completion in outputs["bad"].outputs} == {FinishReason.ERROR}
     assert tokens_of(outputs["good"]) == alone([1, 5], SamplingParams(n=2, max_tokens=6, seed=1, ignore_eos=True))
     assert engine.stats()["blocks_in_use"] == 0
 

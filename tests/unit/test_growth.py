@@ -77,18 +77,18 @@ class Replay:
 
     def take(self, output: RequestOutput) -> None:
         for step in output.growth:
-            grown = {item.child: (*self.tokens.get(item.parent, ()), item) for item in step.tokens}
-            texts = {item.child: self._text(item) for item in step.tokens}
+            grown = {token.child: (*self.tokens.get(token.parent, ()), token) for token in step.tokens}
+            texts = {token.child: self._text(token) for token in step.tokens}
             self.tokens |= grown
             self.texts |= texts
             self.standings = step.standings or self.standings
 
-    def _text(self, item: GrownToken) -> str:
-        before = self.texts.get(item.parent, "")
-        return before[: len(before) - item.num_taken_back] + item.text
+    def _text(self, token: GrownToken) -> str:
+        before = self.texts.get(token.parent, "")
+        return before[: len(before) - token.num_taken_back] + token.text
 
     def ids(self, child: int) -> tuple[int, ...]:
-        return tuple(item.token_id for item in self.tokens[child])
+        return tuple(token.token_id for token in self.tokens[child])
 
 
 PARAMS: list[dict[str, Any]] = [
@@ -124,8 +124,8 @@ def test_the_steps_replayed_are_the_outputs_and_watching_changes_nothing(
 
     seen = watch(engine(), params)
     last = seen[-1]
-    assert [item.finished for item in seen] == [False] * (len(seen) - 1) + [True]
-    assert all(item.outputs == () for item in seen[:-1]), "the whole comes once, at the end"
+    assert [output.finished for output in seen] == [False] * (len(seen) - 1) + [True]
+    assert all(output.outputs == () for output in seen[:-1]), "the whole comes once, at the end"
 
     plain = unwatched(engine(), params)
     assert plain.growth == ()
@@ -135,20 +135,22 @@ def test_the_steps_replayed_are_the_outputs_and_watching_changes_nothing(
     for output in seen:
         replay.take(output)
     ranked = beams or params.num_samples > params.n
-    children = [item.child for item in replay.standings] if ranked else sorted(replay.tokens)
+    children = [standing.child for standing in replay.standings] if ranked else sorted(replay.tokens)
     for output_of, child in zip(last.outputs, children, strict=False):
         assert replay.ids(child) == output_of.token_ids
         assert replay.texts[child] == output_of.text
         final = replay.tokens[child][-1]
         assert (final.finish_reason, final.stop_reason) == (output_of.finish_reason, output_of.stop_reason)
-        assert sum(item.logprob for item in replay.tokens[child]) == pytest.approx(output_of.cumulative_logprob)
+        assert sum(token.logprob for token in replay.tokens[child]) == pytest.approx(output_of.cumulative_logprob)
         if params.logprobs is not None:
             assert output_of.logprobs is not None
-            assert [item.alternatives for item in replay.tokens[child]] == list(output_of.logprobs)
+            assert [token.alternatives for token in replay.tokens[child]] == list(output_of.logprobs)
         else:
-            assert all(item.alternatives is None for item in replay.tokens[child])
+            assert all(token.alternatives is None for token in replay.tokens[child])
     if ranked:
-        assert [item.score for item in replay.standings[: params.n]] == [item.score for item in last.outputs]
+        assert [standing.score for standing in replay.standings[: params.n]] == [
+            output.score for output in last.outputs
+        ]
     if not beams:
         assert len(replay.tokens) == params.num_samples
         assert len(replay.standings) == (params.num_samples if ranked else 0)
@@ -176,10 +178,10 @@ def test_a_token_of_two_models_tells_how_they_were_mixed(options: dict[str, Any]
     while engine.has_unfinished():
         seen += engine.step()
         replay.take(seen[-1])
-    children = [item.child for item in replay.standings] or sorted(replay.tokens)
+    children = [standing.child for standing in replay.standings] or sorted(replay.tokens)
     for output, child in zip(seen[-1].outputs, children, strict=False):
-        assert output.mixture == tuple(item.mixture for item in replay.tokens[child])
-        assert all(item.mixture is not None and 0 <= item.mixture.alpha <= 1 for item in replay.tokens[child])
+        assert output.mixture == tuple(token.mixture for token in replay.tokens[child])
+        assert all(token.mixture is not None and 0 <= token.mixture.alpha <= 1 for token in replay.tokens[child])
 
 
 def test_a_beam_is_named_by_its_parent_as_it_stood_before_the_step() -> None:
@@ -188,12 +190,12 @@ def test_a_beam_is_named_by_its_parent_as_it_stood_before_the_step() -> None:
     alive = {0}
     for output in seen:
         [step] = output.growth
-        assert {item.parent for item in step.tokens} <= alive
-        running = {item.child for item in step.standings if not item.finished}
-        alive = {item.child for item in step.tokens if item.finish_reason is None}
+        assert {token.parent for token in step.tokens} <= alive
+        running = {standing.child for standing in step.standings if not standing.finished}
+        alive = {token.child for token in step.tokens if token.finish_reason is None}
         assert alive == running
-        assert len({item.position for item in step.tokens}) == 1
-    assert len({item.child for item in seen[0].growth[0].tokens}) == 4
+        assert len({token.position for token in step.tokens}) == 1
+    assert len({token.child for token in seen[0].growth[0].tokens}) == 4
 
 
 def test_groups_of_beams_are_told_apart() -> None:
@@ -202,7 +204,7 @@ def test_groups_of_beams_are_told_apart() -> None:
     )
     for output in watch(fake_engine(), params):
         [step] = output.growth
-        assert {item.group for item in step.standings} == {0, 1}
+        assert {standing.group for standing in step.standings} == {0, 1}
 
 
 def test_an_aborted_request_ends_its_growth() -> None:
@@ -212,7 +214,7 @@ def test_an_aborted_request_ends_its_growth() -> None:
     output = engine.abort("r")
     assert output is not None
     assert output.finished
-    assert [item.finish_reason for item in output.outputs] == ["abort"] * 3
+    assert [completion.finish_reason for completion in output.outputs] == ["abort"] * 3
     assert all(not step.tokens for step in output.growth)
 
 

@@ -12,7 +12,7 @@ FORMS = {
     "linear": linear._Forms(),
     "halves": linear._Forms(halves=range(1, 2)),
     "packed": linear._Forms(packed=range(1, 1000)),
-    "turned": linear._Forms(turned=range(1, 1000)),
+    "transposed": linear._Forms(transposed=range(1, 1000)),
 }
 
 
@@ -35,7 +35,7 @@ def test_forms_agree(monkeypatch: pytest.MonkeyPatch, form: str, count: int, bia
     exact = x.double() @ layer.weight.double().t()
     if layer.bias is not None:
         exact += layer.bias.double()
-    for given in (x, x.t().contiguous().t()):  # rows in one piece, and the view that a turned product leaves
+    for given in (x, x.t().contiguous().t()):  # rows in one piece, and the view that a transposed product leaves
         with torch.inference_mode():
             assert torch.allclose(layer.product(given).double(), exact, atol=2e-5)
 

@@ -150,8 +150,8 @@ def test_a_weight_of_0_or_1_leaves_the_one_models_logits_untouched(
     assert own.eq(0).all()
     for row in range(ROWS):
         logs = [
-            reference.log_probabilities(scaled(item, temperature)[row])
-            for item in ((teacher, theta) if is_teacher else (theta, teacher))
+            reference.log_probabilities(scaled(logits, temperature)[row])
+            for logits in ((teacher, theta) if is_teacher else (theta, teacher))
         ]
         assert float(other[row]) == pytest.approx(reference.divergence(*logs), rel=1e-5)
     sizes = made.ess_teacher if is_teacher else made.ess_theta
@@ -163,7 +163,7 @@ def test_temperature_acts_on_both_before_alpha_is_found() -> None:
     temperatures = torch.tensor([0.5, 1.0, 0.0, 2.0])
     made = mixed(theta, teacher, temperatures)
     for row, divisor in enumerate([0.5, 1.0, 1.0, 2.0]):
-        a, b = (reference.log_probabilities(item[row].double() / divisor) for item in (theta, teacher))
+        a, b = (reference.log_probabilities(logits[row].double() / divisor) for logits in (theta, teacher))
         alpha = reference.kl_symmetry(a, b)
         assert float(made.alpha[row]) == pytest.approx(alpha, abs=1e-5)
         assert torch.allclose(made.logits[row].double(), reference.mixture(a, b, alpha), atol=2e-5)
@@ -171,7 +171,7 @@ def test_temperature_acts_on_both_before_alpha_is_found() -> None:
 
 def test_a_row_does_not_depend_on_who_stands_beside_it() -> None:
     parts = [pairs(kind, 2, VOCABULARY, seed=8) for kind in KINDS]
-    theta, teacher = (torch.cat(items) for items in zip(*parts, strict=True))
+    theta, teacher = (torch.cat(logits) for logits in zip(*parts, strict=True))
     whole = mixed(theta, teacher)
     for row in range(len(theta)):
         alone = mixed(theta[row : row + 1], teacher[row : row + 1])
@@ -206,7 +206,7 @@ def test_the_teachers_support_restricts_both_before_alpha_is_found(top_k: int, t
         mass = teacher[row].double()[kept].softmax(-1).cumsum(-1)
         kept = kept[: int((mass < top_p).sum()) + 1] if top_p < 1 else kept
         assert (made.logits[row] > -math.inf).nonzero()[:, 0].tolist() == sorted(kept.tolist())
-        a, b = (reference.log_probabilities(item[row][kept]) for item in (theta, teacher))
+        a, b = (reference.log_probabilities(logits[row][kept]) for logits in (theta, teacher))
         alpha = float(made.alpha[row])
         assert alpha == pytest.approx(reference.kl_symmetry(a, b) if len(kept) > 1 else 0.5, abs=1e-5)
         assert torch.allclose(made.logits[row][kept].double(), reference.mixture(a, b, alpha), atol=1e-5)
@@ -284,7 +284,7 @@ def test_what_either_rules_out_is_not_drawn(method: str) -> None:
     assert (made.logits[:, :30] == -math.inf).all()
     assert made.logits[:, 30:].isfinite().all()
     for row in range(ROWS):
-        a, b = (reference.log_probabilities(item[row]) for item in (theta, teacher))
+        a, b = (reference.log_probabilities(logits[row]) for logits in (theta, teacher))
         alpha = float(made.alpha[row])
         if method == "kl_symmetry":
             assert alpha == pytest.approx(reference.kl_symmetry(a, b), abs=1e-5)
@@ -371,7 +371,9 @@ def test_no_number_is_asked_of_the_device(method: str, support: dict[str, Any]) 
         special_token_ids=torch.empty(2, dtype=torch.long, device="meta"),
     )
     assert made.logits.shape == (3, 100)
-    assert {item.shape for item in (made.alpha, made.log_z, made.kl_theta, made.ess_teacher, made.clamped)} == {(3,)}
+    assert {values.shape for values in (made.alpha, made.log_z, made.kl_theta, made.ess_teacher, made.clamped)} == {
+        (3,)
+    }
 
 
 # -- options ------------------------------------------------------------------------------------------------------

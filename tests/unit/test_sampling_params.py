@@ -110,11 +110,11 @@ def test_every_field_has_its_documented_default() -> None:
         "logits_processors": None,
     }
     params = SamplingParams()
-    assert {item.name: getattr(params, item.name) for item in fields(params)} == documented
+    assert {field.name: getattr(params, field.name) for field in fields(params)} == documented
 
 
 def test_every_field_has_a_help_text() -> None:
-    assert [item.name for item in fields(SamplingParams) if not item.metadata.get("help")] == []
+    assert [field.name for field in fields(SamplingParams) if not field.metadata.get("help")] == []
 
 
 @pytest.mark.parametrize("name", ["temprature", "use_beam_search", "max_new_tokens", ""])
@@ -136,9 +136,9 @@ def test_an_output_kind_may_be_given_as_member_or_as_its_string(kind: OutputKind
 
 
 def test_the_enumerations_have_the_documented_strings() -> None:
-    assert {item.value for item in SamplingStrategy} == {"parallel", "best_of_n", "beam_search", "diverse"}
-    assert {item.value for item in OutputKind} == {"final_only", "delta", "cumulative", "growth"}
-    assert {item.name for item in SamplingType} == {"GREEDY", "RANDOM"}
+    assert {strategy.value for strategy in SamplingStrategy} == {"parallel", "best_of_n", "beam_search", "diverse"}
+    assert {kind.value for kind in OutputKind} == {"final_only", "delta", "cumulative", "growth"}
+    assert {kind.name for kind in SamplingType} == {"GREEDY", "RANDOM"}
 
 
 @pytest.mark.parametrize("value", ["beam", "PARALLEL", "", 1, True, [], SamplingType.GREEDY])
@@ -559,7 +559,7 @@ def test_one_stop_string_is_not_a_list_of_its_letters() -> None:
 # -- frozen --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("field", [item.name for item in fields(SamplingParams)])
+@pytest.mark.parametrize("field", [field.name for field in fields(SamplingParams)])
 def test_no_field_can_be_assigned(field: str) -> None:
     params = SamplingParams()
     with pytest.raises(FrozenInstanceError):

@@ -104,9 +104,9 @@ def test_a_request_is_its_root_and_the_forks_that_grow_from_it() -> None:
     second = request.fork_sequence("second", "first")
     assert request.get_seqs() == [request.root, first, second]
     assert request.get_num_seqs() == 3
-    assert [item.output_token_ids for item in request.get_seqs()] == [[], [7], [7]]
-    assert {item.request_id for item in request.get_seqs()} == {"r"}
-    assert all(item.sampling_params is params for item in request.get_seqs())
+    assert [sequence.output_token_ids for sequence in request.get_seqs()] == [[], [7], [7]]
+    assert {sequence.request_id for sequence in request.get_seqs()} == {"r"}
+    assert all(sequence.sampling_params is params for sequence in request.get_seqs())
     assert request.get_seq("second") is second
     with pytest.raises(InvalidInputError, match="'third'"):
         request.get_seq("third")
@@ -132,11 +132,11 @@ def test_a_request_sorts_its_sequences_by_state(states: list[SequenceStatus]) ->
         for step in PATHS[state]:
             sequence.move(step)
     for status in SequenceStatus:
-        expected = [item for item, state in zip(sequences, states, strict=True) if state is status]
+        expected = [sequence for sequence, state in zip(sequences, states, strict=True) if state is status]
         assert request.get_seqs(status) == expected
         assert request.get_num_seqs(status) == len(expected)
-    assert request.get_finished_seqs() == [item for item in sequences if item.status in FINISHED]
-    assert request.get_unfinished_seqs() == [item for item in sequences if item.status not in FINISHED]
+    assert request.get_finished_seqs() == [sequence for sequence in sequences if sequence.status in FINISHED]
+    assert request.get_unfinished_seqs() == [sequence for sequence in sequences if sequence.status not in FINISHED]
     assert request.is_finished() == (set(states) <= FINISHED)
     assert request.status in states
     assert request.status.is_finished() == request.is_finished()

@@ -1,4 +1,4 @@
-"""Which groups are chosen: against all the ways there are, on small trees of tables."""
+"""Which shared prefixes are chosen: against all the ways there are, on small trees of tables."""
 
 from __future__ import annotations
 
@@ -32,40 +32,39 @@ def _saved(part: list[int], given_tables: list[Table]) -> int:
 
 @given(tables)
 @settings(max_examples=200, deadline=None)
-def test_groups_save_nearly_all_that_can_be_saved(given_tables: list[Table]) -> None:
+def test_shared_prefixes_save_nearly_all_that_can_be_saved(given_tables: list[Table]) -> None:
     chosen = best_sharing(given_tables)
-    rows = [row for item in chosen for row in item.rows]
-    assert len(rows) == len(set(rows)), "a row is in two groups"
-    for item in chosen:
-        assert item.num_blocks > 0
-        assert len({given_tables[row][: item.num_blocks] for row in item.rows}) == 1
-        assert all(len(given_tables[row]) >= item.num_blocks for row in item.rows)
+    rows = [row for sharing in chosen for row in sharing.rows]
+    assert len(rows) == len(set(rows)), "a row shares two prefixes"
+    for sharing in chosen:
+        assert sharing.num_blocks > 0
+        assert len({given_tables[row][: sharing.num_blocks] for row in sharing.rows}) == 1
+        assert all(len(given_tables[row]) >= sharing.num_blocks for row in sharing.rows)
     most = max(
         sum(_saved(part, given_tables) for part in parts) for parts in _partitions(list(range(len(given_tables))))
     )
-    # From the leaves up is not always the very best: a group chosen below may stand in the way of a better one above.
-    assert sum(item.saved for item in chosen) >= 0.75 * most
+    # From the leaves up is not always the very best: a prefix chosen below may stand in the way of a better one above.
+    assert sum(sharing.saved for sharing in chosen) >= 0.75 * most
 
 
-def test_the_usual_shapes_are_grouped_exactly() -> None:
+def test_the_usual_shapes_are_shared_exactly() -> None:
     prompt = tuple(range(100))
     siblings = [(*prompt, 1000 + row) for row in range(8)]
     assert best_sharing(siblings) == [Sharing(100, tuple(range(8)))]
     two_prompts = [*siblings, *((500, 501, 2000 + row) for row in range(3))]
-    assert sorted(best_sharing(two_prompts), key=lambda item: item.rows) == [
+    assert sorted(best_sharing(two_prompts), key=lambda sharing: sharing.rows) == [
         Sharing(100, tuple(range(8))),
         Sharing(2, (8, 9, 10)),
     ]
     system_prompt_and_questions = [(1, *range(10 * row + 10, 10 * row + 20)) for row in range(4) for _ in range(3)]
-    assert sorted(item.num_blocks for item in best_sharing(system_prompt_and_questions)) == [11] * 4
+    assert sorted(sharing.num_blocks for sharing in best_sharing(system_prompt_and_questions)) == [11] * 4
     assert best_sharing([(1, 2), (3, 4), ()]) == []
     assert best_sharing([]) == []
 
 
 def test_a_long_chain_of_ever_longer_prefixes_is_no_trouble() -> None:
     chain = [tuple(range(length)) for length in range(2_000)]
-    groups = best_sharing(chain)
-    assert sum(item.saved for item in groups) > 0
+    assert sum(sharing.saved for sharing in best_sharing(chain)) > 0
 
 
 @given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.integers(0, 2), max_size=30))

@@ -61,8 +61,11 @@ def by_hand(asked: Asked, *, models: int = 2, config: MixtureConfig | None = Non
 
 
 def told_by(output: RequestOutput) -> list[list[Token]]:
-    assert all(item.mixture is not None and len(item.mixture) == len(item.token_ids) for item in output.outputs)
-    return [list(zip(item.token_ids, item.mixture or (), strict=True)) for item in output.outputs]
+    assert all(
+        completion.mixture is not None and len(completion.mixture) == len(completion.token_ids)
+        for completion in output.outputs
+    )
+    return [list(zip(completion.token_ids, completion.mixture or (), strict=True)) for completion in output.outputs]
 
 
 @st.composite
@@ -89,9 +92,9 @@ def worlds(draw: st.DrawFn) -> tuple[list[Asked], int, dict[str, Any]]:
     block_size = draw(st.integers(1, 5))
     models = draw(st.sampled_from([1, 2]))  # one checkpoint for both sides, or two
     needed = 0
-    for item in asked:
-        length = item.params.max_tokens or 0
-        tracks = [-(-(len(prompt) + length) // block_size) + 1 for prompt in (item.teacher, item.theta)]
+    for each in asked:
+        length = each.params.max_tokens or 0
+        tracks = [-(-(len(prompt) + length) // block_size) + 1 for prompt in (each.teacher, each.theta)]
         needed = max(needed, sum(tracks) if models == 1 else max(tracks))
     swaps = draw(st.booleans())
     options = {
@@ -114,11 +117,11 @@ def test_every_schedule_draws_from_the_mixture_of_the_right_contexts(
 ) -> None:
     asked, models, options = world
     engine = fake_engine(num_models=models, mixer=Mixer(MixtureConfig()), **options)
-    for number, item in enumerate(asked):
-        engine.add_request(item.request(str(number), models=models))
+    for number, each in enumerate(asked):
+        engine.add_request(each.request(str(number), models=models))
     outputs = run_both(engine)
-    for number, item in enumerate(asked):
-        assert told_by(outputs[str(number)]) == by_hand(item, models=models)
+    for number, each in enumerate(asked):
+        assert told_by(outputs[str(number)]) == by_hand(each, models=models)
     assert engine.stats()["blocks_in_use"] == 0
 
 
@@ -148,7 +151,7 @@ def test_each_generated_token_costs_one_new_position_per_model() -> None:
     asked = Asked([1, 2, 3, 4, 5], [6, 7], SamplingParams(n=3, max_tokens=10, ignore_eos=True, seed=1))
     engine.add_request(asked.request("a"))
     outputs = run_both(engine)["a"].outputs
-    assert [len(item.token_ids) for item in outputs] == [10, 10, 10]
+    assert [len(completion.token_ids) for completion in outputs] == [10, 10, 10]
     for role, prompt in enumerate((asked.teacher, asked.theta)):
         counts = engine.metrics.tracks[role]
         assert counts.num_prompt_tokens == len(prompt), "once for all three"
@@ -218,7 +221,7 @@ def test_at_the_ends_of_alpha_the_tokens_are_those_of_one_model(
         expected += Sampler().sample([Source(logits, [0])], [draw]).token_ids
     assert list(mixed.token_ids) == expected
     assert mixed.mixture is not None
-    assert {item.alpha for item in mixed.mixture} == {alpha}
+    assert {report.alpha for report in mixed.mixture} == {alpha}
 
 
 def test_beams_of_a_mixture_carry_how_they_were_mixed() -> None:
@@ -229,12 +232,12 @@ def test_beams_of_a_mixture_carry_how_they_were_mixed() -> None:
         assert output.mixture is not None
         assert len(output.mixture) == len(output.token_ids)
         total = 0.0
-        for place, (token, item) in enumerate(zip(output.token_ids, output.mixture, strict=True)):
+        for place, (token, report) in enumerate(zip(output.token_ids, output.mixture, strict=True)):
             seen = list(output.token_ids[:place])
             teacher = logits_after([1, 2, 3, *seen], 0).log_softmax(-1)[token].item()
             theta = logits_after([4, *seen], 1).log_softmax(-1)[token].item()
-            assert (item.logprob_teacher, item.logprob_theta) == pytest.approx((teacher, theta), abs=1e-5)
-            total += item.alpha * teacher + (1 - item.alpha) * theta - item.log_z
+            assert (report.logprob_teacher, report.logprob_theta) == pytest.approx((teacher, theta), abs=1e-5)
+            total += report.alpha * teacher + (1 - report.alpha) * theta - report.log_z
         assert output.cumulative_logprob == pytest.approx(total, abs=1e-4)
 
 
@@ -248,13 +251,13 @@ def test_what_is_told_of_a_token_adds_up() -> None:
     for output in run_both(engine)["a"].outputs:
         assert output.mixture is not None
         assert output.logprobs is not None
-        alphas += [item.alpha for item in output.mixture]
-        for token, item, row in zip(output.token_ids, output.mixture, output.logprobs, strict=True):
-            expected = item.alpha * item.logprob_teacher + (1 - item.alpha) * item.logprob_theta - item.log_z
+        alphas += [report.alpha for report in output.mixture]
+        for token, report, row in zip(output.token_ids, output.mixture, output.logprobs, strict=True):
+            expected = report.alpha * report.logprob_teacher + (1 - report.alpha) * report.logprob_theta - report.log_z
             assert row[token].logprob == pytest.approx(expected, abs=1e-5)
-            assert item.kl_theta == pytest.approx(item.kl_teacher, abs=1e-4)
-            assert item.kl_theta == pytest.approx(-item.log_z, abs=1e-4)
-            assert not item.is_clamped
+            assert report.kl_theta == pytest.approx(report.kl_teacher, abs=1e-4)
+            assert report.kl_theta == pytest.approx(-report.log_z, abs=1e-4)
+            assert not report.is_clamped
     assert len(set(alphas)) > 30, "found anew for every token"
 
 
@@ -266,7 +269,10 @@ def test_abort_in_the_middle_frees_both_sides() -> None:
     assert all(manager.num_in_use for manager in engine.scheduler.managers)
     output = engine.abort("a")
     assert output is not None
-    assert all(item.mixture is not None and len(item.mixture) == len(item.token_ids) for item in output.outputs)
+    assert all(
+        completion.mixture is not None and len(completion.mixture) == len(completion.token_ids)
+        for completion in output.outputs
+    )
     assert not any(manager.num_in_use for manager in engine.scheduler.managers)
 
 

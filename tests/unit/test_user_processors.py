@@ -66,7 +66,10 @@ def alone(asked: Asked) -> RequestOutput:
 
 
 def results(output: RequestOutput) -> list[Any]:
-    return [(item.token_ids, item.cumulative_logprob, item.score, item.finish_reason) for item in output.outputs]
+    return [
+        (completion.token_ids, completion.cumulative_logprob, completion.score, completion.finish_reason)
+        for completion in output.outputs
+    ]
 
 
 # -- what they are given ----------------------------------------------------------------------------------------
@@ -97,7 +100,7 @@ def test_every_sample_is_seen_with_its_own_tokens() -> None:
 
     params = SamplingParams(n=4, max_tokens=4, seed=1, ignore_eos=True, logits_processors=[watch])
     outputs = alone(([3, 4], params)).outputs
-    expected = [(3, 4, *item.token_ids[:place]) for item in outputs for place in range(4)]
+    expected = [(3, 4, *completion.token_ids[:place]) for completion in outputs for place in range(4)]
     assert sorted(seen) == sorted(expected)
 
 
@@ -110,7 +113,9 @@ def test_every_beam_is_seen_with_its_own_tokens() -> None:
 
     params = SamplingParams(strategy="beam_search", n=3, beam_width=3, max_tokens=4, logits_processors=[watch])
     outputs = alone(([3, 4], params)).outputs
-    assert {(3, 4, *item.token_ids[:place]) for item in outputs for place in range(len(item.token_ids))} <= seen
+    assert {
+        (3, 4, *completion.token_ids[:place]) for completion in outputs for place in range(len(completion.token_ids))
+    } <= seen
     assert len(seen) <= 1 + 3 * 3, "one beam, then three at a time"
 
 
@@ -130,9 +135,9 @@ def test_a_preempted_request_shows_its_processor_every_place_once() -> None:
     outputs = finish(engine, asked)
     assert engine.stats()["preemptions"] > 0
     places = [
-        (*output.prompt_token_ids, *item.token_ids[:place])
+        (*output.prompt_token_ids, *completion.token_ids[:place])
         for output in outputs
-        for item in output.outputs
+        for completion in output.outputs
         for place in range(14)
     ]
     assert sorted(seen) == sorted(places)
@@ -226,9 +231,9 @@ def test_the_batched_form_is_called_for_several_rows_at_once() -> None:
     outputs = run(asked)
     assert [len(call) for call in batched.calls] == [6, 6, 6], "three steps of six samples"
     places = [
-        [*output.prompt_token_ids, *item.token_ids[:place]]
+        [*output.prompt_token_ids, *completion.token_ids[:place]]
         for output in outputs
-        for item in output.outputs
+        for completion in output.outputs
         for place in range(3)
     ]
     assert sorted(row for call in batched.calls for row in call) == sorted(places)
@@ -337,10 +342,13 @@ def check_ended_alone(asked: list[Asked], guilty: int, message: str, calm: Sampl
     assert message in ended.error
     assert ended.finished
     assert ended.outputs
-    assert FinishReason.ERROR in {item.finish_reason for item in ended.outputs}
+    assert FinishReason.ERROR in {completion.finish_reason for completion in ended.outputs}
     before = tokens_of(alone((asked[guilty][0], calm)))
     if calm.resolved_strategy == "parallel":
-        assert all(before[item.index][: len(item.token_ids)] == item.token_ids for item in ended.outputs)
+        assert all(
+            before[completion.index][: len(completion.token_ids)] == completion.token_ids
+            for completion in ended.outputs
+        )
     others = [each for number, each in enumerate(asked) if number != guilty]
     kept = [output for number, output in enumerate(outputs) if number != guilty]
     assert all(output.error is None for output in kept)
@@ -420,7 +428,7 @@ def test_samples_that_had_ended_before_the_fault_keep_their_end() -> None:
 
     params = SamplingParams(n=8, max_tokens=5, seed=2, logits_processors=[end_child_with_eight])
     output = alone(([1], params))
-    assert {(item.token_ids, item.finish_reason) for item in output.outputs} == {
+    assert {(completion.token_ids, completion.finish_reason) for completion in output.outputs} == {
         ((8, 0), FinishReason.STOP),
         ((9, 9), FinishReason.ERROR),
     }

@@ -1,4 +1,4 @@
-"""The mixture's kernels against `sampling/mixture.py`, and against float64 where that is the same."""
+"""The GPU's mixer against `sampling/mixture.py`, and against float64 where that is the same."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def both(theta: Tensor, teacher: Tensor, device: torch.device, **options: Any) -
     made = kernel.mix(
         teacher.to(device), theta.to(device), config, first=first.to(device), special_token_ids=special.to(device)
     )
-    on_cpu = Mixed(*(getattr(made, item.name).cpu() for item in fields(Mixed)))
+    on_cpu = Mixed(*(getattr(made, field.name).cpu() for field in fields(Mixed)))
     return on_cpu, truth.mix(teacher, theta, config, first=first, special_token_ids=special)
 
 
@@ -56,7 +56,7 @@ def compare(made: Mixed, wanted: Mixed, theta: Tensor, teacher: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", METHODS, ids=lambda item: item.get("alpha_method", "kl_symmetry"))
+@pytest.mark.parametrize("options", METHODS, ids=lambda options: options.get("alpha_method", "kl_symmetry"))
 def test_kernels_agree_with_torch(kind: str, options: dict[str, Any], device: torch.device) -> None:
     theta, teacher = pairs(kind, 3, 1500, seed=21)
     made, wanted = both(theta, teacher, device, **options)
@@ -68,7 +68,7 @@ def test_kernels_agree_with_torch(kind: str, options: dict[str, Any], device: to
             assert abs(reference.mean_ratio(a, b, alpha)) < 1e-5 * worst_ratio(theta[row], teacher[row])
 
 
-@pytest.mark.parametrize("options", METHODS, ids=lambda item: item.get("alpha_method", "kl_symmetry"))
+@pytest.mark.parametrize("options", METHODS, ids=lambda options: options.get("alpha_method", "kl_symmetry"))
 def test_rows_longer_than_a_split_and_of_any_stride(options: dict[str, Any], device: torch.device) -> None:
     theta, teacher = pairs("random", 2, 3 * kernel.SPLIT + 77, seed=22)
     theta, teacher = theta[:, :-70], teacher[:, :-70]
@@ -76,7 +76,7 @@ def test_rows_longer_than_a_split_and_of_any_stride(options: dict[str, Any], dev
     compare(made, wanted, theta, teacher)
 
 
-@pytest.mark.parametrize("options", METHODS, ids=lambda item: item.get("alpha_method", "kl_symmetry"))
+@pytest.mark.parametrize("options", METHODS, ids=lambda options: options.get("alpha_method", "kl_symmetry"))
 def test_what_is_ruled_out(options: dict[str, Any], device: torch.device) -> None:
     theta, teacher = pairs("random", 5, 1200, seed=23)
     theta[0, :20], teacher[0, :20] = -math.inf, -math.inf

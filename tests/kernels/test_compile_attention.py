@@ -1,4 +1,4 @@
-"""The kernels compile for the GPU they are meant for (sm_90), down to machine code, on a machine that has none.
+"""The attention kernels compile for the GPU they are meant for (sm_90), down to machine code, also where there is none.
 
 The interpreter accepts much that the compiler refuses; this is the part of the compiler's word that needs no GPU.
 """

@@ -35,19 +35,19 @@ def drawn(folder: Path, dtype: Literal["float32", "bfloat16"], fewest: int) -> l
     return tokens(llm, PROMPTS, **PARAMS)
 
 
-def test_groups_change_no_token_in_float32(folder: Path) -> None:
+def test_sharing_changes_no_token_in_float32(folder: Path) -> None:
     assert not torch.backends.cuda.matmul.allow_tf32
     assert drawn(folder, "float32", 1) == drawn(folder, "float32", 10**9)
 
 
-def test_groups_change_few_outputs_in_bfloat16_and_these_at_near_ties(
+def test_sharing_changes_few_outputs_in_bfloat16_and_these_at_near_ties(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    grouped = drawn(folder, "bfloat16", 1)
+    shared = drawn(folder, "bfloat16", 1)
     alone = drawn(folder, "bfloat16", 10**9)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to("cuda").eval()
     margins = []
-    for prompt, ours, theirs in zip(PROMPTS, grouped, alone, strict=True):
+    for prompt, ours, theirs in zip(PROMPTS, shared, alone, strict=True):
         for child, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             place = next((place for place in range(len(one)) if one[place] != other[place]), None)
             if place is None:

@@ -1,4 +1,4 @@
-"""Attention in parts against the one-chunk-at-a-time reference and a contiguous one, on random steps of any shape."""
+"""TorchAttention against two slow references, one by chunk and one contiguous, on random steps of any shape."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_parts_equal_plain_equal_contiguous(seed: int, block_size: int, num_grou
     arch = _architecture(6, kv_heads)
     chunks = _step(numbers, block_size, num_groups)
     tables = [chunk.block_table[: chunk.start // block_size] for chunk in chunks]
-    shared = [SharedPrefix(item.num_blocks, item.rows) for item in best_sharing(tables)]
+    shared = [SharedPrefix(prefix.num_blocks, prefix.rows) for prefix in best_sharing(tables)]
     pools = [KVPool(arch, 400, block_size, torch.float32, CPU) for _ in range(2)]
     past = torch.randn_like(pools[0].kv)
     rows = sum(len(chunk.token_ids) for chunk in chunks)
@@ -125,7 +125,7 @@ def _contiguous(chunks: list[Chunk], pool: KVPool, queries: torch.Tensor) -> tor
     return torch.stack(outputs)
 
 
-def test_what_a_group_shares_is_read_once() -> None:
+def test_a_shared_prefix_is_read_once() -> None:
     """Rows that share get different answers from different suffixes, and the merge is exact for extreme scores."""
     pool = KVPool(_architecture(2, 1), 16, 4, torch.float32, CPU)
     torch.manual_seed(0)

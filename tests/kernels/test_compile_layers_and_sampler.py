@@ -1,4 +1,4 @@
-"""Every kernel compiles for the GPU it is meant for, also where there is none."""
+"""The kernels of layers and sampler compile for the GPU they are meant for, also where there is none."""
 
 from __future__ import annotations
 

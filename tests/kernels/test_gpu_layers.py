@@ -1,4 +1,4 @@
-"""The decoder on fused kernels against the plain decoder: every option of an architecture, every way of a product."""
+"""GpuLayers against the plain decoder: every option of an architecture, every way of a product."""
 
 from __future__ import annotations
 
