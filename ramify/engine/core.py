@@ -147,7 +147,7 @@ class EngineCore:
                 continue
             demands = self._groups[sequence.request_id].demands
             length = len(sequence.data.output_token_ids)
-            forks = not length and demands.params.num_samples > 1
+            forks = not length and demands.num_first_draws > 1
             if demands.may_run_ahead and not forks and length + 1 < demands.longest_output:
                 sequence.num_pending = 1
             else:
@@ -236,13 +236,14 @@ class EngineCore:
 
         For 256 requests of one sample it saves the host 1.7 ms of 3.4 a step.
         """
-        latency, ended = group.go_on(child, token, now)
+        latency = group.append(child, token, now)
         self.last_step.num_generation_tokens += 1
         if latency is not None:
             self.last_step.inter_token_latencies.append(latency)
-        if ended:
+        has_ended = child.finish_reason is not None
+        if has_ended:
             self.scheduler.remove(child.sequence)
-        return self._due(group) if ended or group.demands.is_streamed else []
+        return self._due(group) if has_ended or group.demands.is_streamed else []
 
     def _advance(self, group: Group, candidates: list[Candidate], now: float) -> None:
         changes = group.advance(candidates, now)

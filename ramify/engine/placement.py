@@ -69,11 +69,11 @@ class Placement:
             return False
         token = PENDING if num_pending else output[-1]
         chunks, rows = schedule.works[track.model].chunks, self._single_rows[track.model]
-        while len(rows) <= len(chunks):
-            rows.append((Row(track.model, len(rows), 0),))
-        schedule.sequences.append(quickly(ScheduledSequence, (sequence, rows[len(chunks)], True)))
+        index = len(chunks)
+        if index >= len(rows):
+            rows += [(Row(track.model, number, 0),) for number in range(len(rows), 2 * index + 1)]
+        schedule.sequences.append(quickly(ScheduledSequence, (sequence, rows[index], True)))
         chunks.append(quickly(Chunk, ((token,), start, table, track.key)))
-        schedule.tracks[0].num_positions += 1
         track.num_computed = start + 1
         offset = start % manager.block_size
         if offset == 0 or offset == manager.block_size - 1:

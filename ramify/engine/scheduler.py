@@ -160,15 +160,18 @@ class Scheduler:
         """Decides a step. While another is under way nobody can be preempted: it may be about to fork or end."""
         schedule = Schedule(self.max_num_batched_tokens, [Work() for _ in self.managers])
         shares = self._share_budget(schedule)
+        num_decodes = 0
         for gang in list(self.running):
             if gang not in shares or (schedule.num_preempted and gang.status is not SequenceStatus.RUNNING):
                 continue
             if shares[gang] == _ONE and self._placement.place_decode(gang.sequences[0], schedule):
+                num_decodes += 1
                 continue
             if not may_preempt and not self._placement.has_room(gang, shares[gang]):
                 schedule.is_short = True  # those after it must not take what it lacks
                 break
             self._grow(gang, shares[gang], schedule)
+        schedule.tracks[0].num_positions += num_decodes
         if not schedule.is_short:
             self._admit(schedule)
         for work, shared_reads in zip(schedule.works, self._shared_reads, strict=True):

@@ -39,21 +39,26 @@ class Child:
             last_token_time=self.last_token_time,
         )
 
-    def append(self, token: Continuation, demands: Demands) -> bool:
-        """Takes a token; returns whether that was the last."""
+    def append(self, token: Continuation, demands: Demands, now: float) -> float | None:
+        """Takes a token, and ends if that was its last; returns the time since the one before it, None for a first."""
+        latency = None if self.last_token_time is None else now - self.last_token_time
+        self.last_token_time = now
         self.sequence.data.add_token_id(token.token_id, token.logprob)
         if token.report is not None:
             self.reports.append(token.report)
         if token.mixture is not None:
             self.mixtures.append(token.mixture)
-        return self._check_end(token.token_id, demands)
+        self._check_end(token.token_id, demands)
+        return latency
 
-    def append_watched(self, token: Continuation, demands: Demands, decode: Decode | None) -> tuple[bool, GrownToken]:
-        """Takes a token and tells what that did."""
+    def append_watched(
+        self, token: Continuation, demands: Demands, now: float, decode: Decode | None
+    ) -> tuple[float | None, GrownToken]:
+        """The same, and what that did."""
         shown = len(self.text.text)
-        ended = self.append(token, demands)
+        latency = self.append(token, demands, now)
         text = self.text.text
-        return ended, GrownToken(
+        return latency, GrownToken(
             child=token.child,
             parent=token.parent,
             position=len(self.sequence.output_token_ids) - 1,
@@ -93,7 +98,7 @@ class Child:
             mixture=tuple(mixtures) if len(self.sequence.tracks) > 1 else None,
         )
 
-    def _check_end(self, token_id: int, demands: Demands) -> bool:
+    def _check_end(self, token_id: int, demands: Demands) -> None:
         length = len(self.sequence.data.output_token_ids)
         may_stop = length >= demands.params.min_tokens
         if token_id in demands.end_token_ids:
@@ -101,19 +106,18 @@ class Child:
                 self.text.push(token_id, may_stop=False)
             self.sequence.stop_reason = token_id if token_id in demands.stop_token_ids else None
             self.ended_by_token = True
-            return self._end(SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
-        if self.text.push(token_id, may_stop=may_stop):
-            return self._end(SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
-        if length >= demands.longest_output:
+            self._end(SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
+        elif self.text.push(token_id, may_stop=may_stop):
+            self._end(SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
+        elif length >= demands.longest_output:
             if self.text.end(may_stop=may_stop):
-                return self._end(SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
-            return self._end(SequenceStatus.FINISHED_LENGTH_CAPPED, FinishReason.LENGTH)
-        return False
+                self._end(SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
+            else:
+                self._end(SequenceStatus.FINISHED_LENGTH_CAPPED, FinishReason.LENGTH)
 
-    def _end(self, status: SequenceStatus, reason: FinishReason) -> bool:
+    def _end(self, status: SequenceStatus, reason: FinishReason) -> None:
         self.text.end(may_stop=False)
         if self.text.stopped_by is not None:
             self.sequence.stop_reason = self.text.stopped_by
         self.finish_reason = reason
         self.sequence.move(status)
-        return True

@@ -71,9 +71,8 @@ class Group:
         grown = [(self._child(token), token) for token in (*decisions.continued, *decisions.ended)]
         holding = {id(child) for child, _ in grown[: len(decisions.continued)]}
         for child, token in grown:
-            latency, ended = self._append(child, token, now)
-            changes.latencies.append(latency)
-            if ended:
+            changes.latencies.append(self.append(child, token, now))
+            if child.finish_reason is not None:
                 holding.discard(id(child))
             elif token.child != token.parent:
                 changes.forks.append((self.children[token.parent].sequence, child.sequence))
@@ -82,21 +81,16 @@ class Group:
         self.finished = decisions.over or all(child.finish_reason is not None for child in self.children.values())
         return changes
 
-    def go_on(self, child: Child, token: Continuation, now: float) -> tuple[float | None, bool]:
-        """One child takes its token by itself; returns the time since its last one, and whether it has ended."""
-        latency, ended = self._append(child, token, now)
-        if ended:
-            self.finished = all(child.finish_reason is not None for child in self.children.values())
-        return latency, ended
-
-    def _append(self, child: Child, token: Continuation, now: float) -> tuple[float | None, bool]:
-        latency = None if child.last_token_time is None else now - child.last_token_time
-        child.last_token_time = now
-        if not self.demands.is_watched:
-            return latency, child.append(token, self.demands)
-        ended, grown = child.append_watched(token, self.demands, self._decode)
-        self._grown.append(grown)
-        return latency, ended
+    def append(self, child: Child, token: Continuation, now: float) -> float | None:
+        """A child takes its token, under the eyes of whoever watches; returns the time since its last one."""
+        if self.demands.is_watched:
+            latency, grown = child.append_watched(token, self.demands, now, self._decode)
+            self._grown.append(grown)
+        else:
+            latency = child.append(token, self.demands, now)
+        if child.finish_reason is not None:
+            self.finished = all(each.finish_reason is not None for each in self.children.values())
+        return latency
 
     def finish_unread(self) -> None:
         """Nothing is to be drawn (max_tokens 0): the prompt alone was asked about."""
