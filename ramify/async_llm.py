@@ -32,7 +32,7 @@ class AsyncLLM:
     ) -> None:
         self.config = EngineConfig.from_options(model=model if model is not None else DEFAULT_MODEL, **options)
         built = build_engine(self.config, say)
-        self.architecture = built.decoder.arch
+        self.architecture = built.decoders[0].arch
         self.max_model_len = built.max_model_len
         self.tokenizer = built.codec.tokenizer
         self.codec = built.codec

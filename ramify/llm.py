@@ -37,11 +37,11 @@ class LLM:
         engine = build_engine(self.config, say)
         self.core = engine.core
         self.tokenizer = engine.codec.tokenizer
-        self.architecture = engine.decoder.arch
+        self.architecture = engine.decoders[0].arch
         self.max_model_len = engine.max_model_len
         self._codec = engine.codec
         self._intake = engine.intake
-        self._decoder = engine.decoder
+        self._decoder = engine.decoders[0]
         self._weights_are_whole = True
 
     # -- generating ------------------------------------------------------------------------------------------

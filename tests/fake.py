@@ -136,6 +136,9 @@ class FakeDevice(DeviceStep):
         self.plans.append(plan)
         return super().launch(plan)
 
+    def num_tokens(self, plan: Plan) -> int:
+        return sum(len(chunk.token_ids) for work in plan.works for chunk in work.chunks)
+
     def poison(self, poisoned: Callable[[list[int]], bool]) -> None:
         """After such tokens, logits are NaN."""
         for layers in self.layers:

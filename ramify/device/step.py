@@ -13,7 +13,7 @@ operators from the same logits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -39,11 +39,8 @@ from ramify.sampling.token_reports import report
 PROMPT_ROWS_AT_ONCE = 64  # what prompt logprobs need of the vocabulary at a time
 
 
-class Results(Protocol):
-    """On their way from the device."""
-
-    def read(self, rows: Sequence[int] | Int64s, draws: Sequence[Draw]) -> StepResult:
-        """Waits; in the order of the draws, whose rows these are."""
+# Waits for what was drawn in these rows, and tells it in the order of the draws.
+Read = Callable[[Sequence[int] | Int64s, Sequence[Draw]], StepResult]
 
 
 class SamplerKernels(Protocol):
@@ -59,7 +56,7 @@ class SamplerKernels(Protocol):
     def draw(self, logits: Sequence[Tensor], integers: Tensor, floats: Tensor, choice: SamplerChoice) -> None:
         """From the logits (R, vocabulary) of each track, and the columns of R draws."""
 
-    def fetch(self, choice: SamplerChoice, *, at_once: bool = False) -> Results:
+    def fetch(self, choice: SamplerChoice, *, at_once: bool = False) -> Read:
         """Asks for what was drawn last; `at_once`: it is read before anything else is fetched."""
 
 
@@ -123,15 +120,16 @@ class DeviceStep:
         self._steady = None
         for lane, work in zip(self.lanes, plan.works, strict=True):
             lane.begin(work, self._drawn_in)
-        tracks = [_Track(rows[0].model, self.lanes[rows[0].model].rows_of(rows)) for rows in _by_track(plan.draws)]
+        by_track = zip(*(draw.rows for draw in plan.draws), strict=True)
+        tracks = [_Track(rows[0].model, self.lanes[rows[0].model].rows_of(rows)) for rows in by_track]
         for lane, wanted in zip(self.lanes, self._wanted(plan, tracks), strict=True):
             lane.compute(wanted, self._tokens)
-        told = self._report_prompts(plan)
+        reports = self._report_prompts(plan)
         ticket = self._draw(plan, tracks) if plan.draws else partial(StepResult, [], [])
-        if not told:
+        if not reports:
             return ticket
         result = ticket()
-        result.prompts.extend(told)
+        result.prompts.extend(reports)
         return lambda: result
 
     def _wanted(self, plan: Plan, tracks: Sequence[_Track]) -> list[list[int]]:
@@ -151,17 +149,15 @@ class DeviceStep:
 
     def _report_prompts(self, plan: Plan) -> list[list[TokenReport]]:
         """A few rows at a time: a prompt's logits may be larger than the model."""
-        told = []
-        for asked in plan.prompt_reports:
+        reports: list[list[TokenReport]] = [[] for _ in plan.prompt_reports]
+        for asked, own in zip(plan.prompt_reports, reports, strict=True):
             lane, rows = self.lanes[asked.first.model], self._rows_asked(asked.first, len(asked.targets))
-            reports: list[TokenReport] = []
             for start in range(0, len(rows), PROMPT_ROWS_AT_ONCE):
                 some = slice(start, start + PROMPT_ROWS_AT_ONCE)
                 targets = torch.tensor(asked.targets[some], device=self.device)[:, None]
-                told_rows = report(lane.logits(rows[some]), targets, asked.demands.params.prompt_logprobs or 0)
-                reports += [row[0] for row in told_rows]
-            told.append(reports)
-        return told
+                told = report(lane.logits(rows[some]), targets, asked.demands.params.prompt_logprobs or 0)
+                own += [row[0] for row in told]
+        return reports
 
     # -- draws -----------------------------------------------------------------------------------------------
 
@@ -174,7 +170,7 @@ class DeviceStep:
             if len(plan.draws) <= self._max_draws:
                 self._drawn_in = _rows_by_key(plan, range(len(plan.draws)))
                 self._draw_fresh(self._kernels, plan.draws, sources, choice)
-                return partial(self._kernels.fetch(choice).read, range(len(plan.draws)), plan.draws)
+                return partial(self._kernels.fetch(choice), range(len(plan.draws)), plan.draws)
             result = self._draw_in_waves(self._kernels, plan.draws, sources, choice)
         else:
             result = self.sampler.sample(self._sources(tracks), plan.draws)
@@ -233,7 +229,7 @@ class DeviceStep:
         assert self._kernels is not None, "captured steps draw by kernels"
         size = padded(len(draws))
         self.graphs.run((size, steady.choice), lambda: self._draw_all(size, steady.choice))
-        return partial(self._kernels.fetch(steady.choice).read, steady.rows, draws)
+        return partial(self._kernels.fetch(steady.choice), steady.rows, draws)
 
     def _draw_all(self, size: int, choice: SamplerChoice) -> None:
         """From the logits that captured lanes left, row by row."""
@@ -265,7 +261,7 @@ class DeviceStep:
             some = slice(start, start + self._max_draws)
             part = [Source(source.logits, source.rows[some]) for source in sources]
             self._draw_fresh(kernels, draws[some], part, choice)
-            whole.extend(kernels.fetch(choice, at_once=True).read(range(len(draws[some])), draws[some]))
+            whole.extend(kernels.fetch(choice, at_once=True)(range(len(draws[some])), draws[some]))
         return whole
 
 
@@ -275,10 +271,6 @@ class _Track:
 
     model: int
     rows: Int64s
-
-
-def _by_track(draws: Sequence[Draw]) -> list[tuple[Row, ...]]:
-    return list(zip(*(draw.rows for draw in draws), strict=True))
 
 
 def _rows_by_key(plan: Plan, indices: Sequence[int]) -> dict[str, int]:

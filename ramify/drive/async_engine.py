@@ -232,6 +232,8 @@ class AsyncEngine:
                 self._step()
             for request_id in list(self._mailboxes):
                 self._abort(request_id)
+            # What came in just before the stop, and the core never saw.
+            self._fail(list(self._mailboxes.values()), EngineClosedError("the engine has been shut down"))
         except BaseException as error:  # whatever it was, no reader may wait for a thread that is gone
             _log.exception("the engine thread ended")
             with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from ramify.config import EngineConfig, MixtureConfig
 from ramify.cpu.compiler import NoCompilerError
@@ -26,32 +27,25 @@ from ramify.sampling.mixing import Mixer
 from ramify.text.codec import TextCodec
 from ramify.text.tokenizer import Tokenizer
 
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """One model, ready to be driven: `intake` makes the requests that `core` serves."""
-
-    config: EngineConfig
-    decoder: Decoder
-    codec: TextCodec
-    core: EngineCore
-    intake: Intake
-    max_model_len: int
+Kind = TypeVar("Kind", bound=Intake)
 
 
 @dataclass(frozen=True, slots=True)
-class PairEngine:
-    """A teacher and a student, ready to be driven together. They may be one checkpoint, which is then held once."""
+class Engine(Generic[Kind]):
+    """Ready to be driven: `intake` makes the requests that `core` serves.
 
-    config: EngineConfig  # the teacher's
+    A teacher and a student may be one checkpoint, which is then held once.
+    """
+
+    config: EngineConfig  # of two models, the teacher's
     decoders: tuple[Decoder, ...]
     codec: TextCodec
     core: EngineCore
-    intake: PairIntake
+    intake: Kind
     max_model_len: int
 
 
-def build_engine(config: EngineConfig, say: Callable[[str], None]) -> Engine:
+def build_engine(config: EngineConfig, say: Callable[[str], None]) -> Engine[Intake]:
     decoder, tokenizer = ModelLoader(config, say).load_model_and_tokenizer()
     codec = TextCodec(tokenizer)
     max_model_len = config.model_config.resolve_max_model_len(decoder.arch.max_position_embeddings)
@@ -69,7 +63,7 @@ def build_engine(config: EngineConfig, say: Callable[[str], None]) -> Engine:
         max_logprobs=config.model_config.max_logprobs,
         check_request=core.check,
     )
-    return Engine(config, decoder, codec, core, intake, max_model_len)
+    return Engine(config, (decoder,), codec, core, intake, max_model_len)
 
 
 def build_pair(
@@ -80,7 +74,7 @@ def build_pair(
     system_prompts: tuple[str | None, str | None] = (None, None),
     enable_chat_template: bool = False,
     say: Callable[[str], None],
-) -> PairEngine:
+) -> Engine[PairIntake]:
     """Both configurations differ in their model alone; where they name the same files, those are loaded once."""
     loaders = [ModelLoader(config, say) for config in (teacher, theta)]
     tokenizers = [loader.load_tokenizer() for loader in loaders]
@@ -112,7 +106,7 @@ def build_pair(
         max_logprobs=teacher.model_config.max_logprobs,
         check_request=core.check,
     )
-    return PairEngine(teacher, tuple(decoders), codec, core, intake, min(lengths))
+    return Engine(teacher, tuple(decoders), codec, core, intake, min(lengths))
 
 
 def check_same_tokens(tokenizers: Sequence[Tokenizer | None], vocab_sizes: Sequence[int]) -> int:

@@ -126,10 +126,10 @@ class EngineCore:
         self.last_step = IterationStats(timestamp=self.clock())
         try:
             now, self._under_way = self._under_way or self._launch(self.scheduler.schedule()), None
-            if self.device.runs_ahead and not now.schedule.is_empty and not now.schedule.is_short:
+            if self.device.runs_ahead and now.schedule.sequences and not now.schedule.is_short:
                 self._expect(now)
                 ahead = self.scheduler.schedule(may_preempt=False)
-                self._under_way = None if ahead.is_empty else self._launch(ahead)
+                self._under_way = self._launch(ahead) if ahead.sequences else None
             result = now.ticket()
         except BaseException:
             self._abandon()

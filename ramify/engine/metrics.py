@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -112,8 +112,6 @@ class EngineMetrics:
     preemptions: int = 0
     requests_finished: int = 0
     blocks_in_use_peak: int = 0
-    n_histogram: Counter[int] = field(default_factory=Counter)
-    best_of_histogram: Counter[int] = field(default_factory=Counter)
 
     def add(self, step: IterationStats, blocks_in_use: int) -> None:
         self.steps += 1
@@ -123,8 +121,6 @@ class EngineMetrics:
         self.preemptions += step.num_preempted
         self.requests_finished += len(step.finished_requests)
         self.blocks_in_use_peak = max(self.blocks_in_use_peak, blocks_in_use)
-        self.n_histogram.update(step.n_params)
-        self.best_of_histogram.update(step.best_of_params)
 
     @property
     def prompt_tokens_computed(self) -> int:

@@ -69,10 +69,6 @@ class Work:
     swaps_in: list[BlockCopy] = field(default_factory=list)  # from host to device
     late_copies: list[BlockCopy] = field(default_factory=list)  # of what came back in this step
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(chunk.token_ids) for chunk in self.chunks)
-
 
 class Row(NamedTuple):
     """One position of a step: of a model's work, which chunk, and which of the chunk's tokens."""
@@ -114,10 +110,6 @@ class Plan:
     works: Sequence[Work]
     draws: Sequence[Draw] = ()
     prompt_reports: Sequence[PromptReport] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(work.num_tokens for work in self.works)
 
 
 class TokenReport(NamedTuple):

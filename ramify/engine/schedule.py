@@ -30,8 +30,3 @@ class Schedule:
     is_short: bool = False  # some found no room, and nobody could be preempted
     tracks: defaultdict[int, TrackCounts] = field(default_factory=lambda: defaultdict(TrackCounts))  # by role
     num_cached_tokens: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))  # by request
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is computed; blocks may still move."""
-        return not self.sequences

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ramify.config import LogprobsMode
+from ramify.device.step import Read
 from ramify.engine.plan import Draw
 from ramify.gpu.kernels.floors import FloorScratch, find_floors
 from ramify.gpu.kernels.race import NOT_FINITE, BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
@@ -71,7 +72,7 @@ class KernelSampler:
         drawn.faults.masked_fill_(~pair.mixed.sound, NOT_FINITE)
         drawn.mixture.copy_(pair.numbers(drawn.token_ids))
 
-    def fetch(self, choice: SamplerChoice, *, at_once: bool = False) -> Results:
+    def fetch(self, choice: SamplerChoice, *, at_once: bool = False) -> Read:
         """Asks for what the last step drew; the answer can be read when it has arrived.
 
         There are two buffers, in turns, since the step before may not have been read yet: what is read at once takes
@@ -81,7 +82,7 @@ class KernelSampler:
         if not at_once:
             self._results.reverse()
         result.fetch(self._drawn, with_reports=choice.reports, with_mixture=self._mixer is not None)
-        return result
+        return result.read
 
     def _draw(self, out: Tensor, integers: Tensor, floats: Tensor, choice: SamplerChoice, drawn: Drawn) -> None:
         temperatures, top_p, min_p = floats

@@ -372,3 +372,26 @@ def test_random_acts_leave_nothing_behind(acts: list[str], data: st.DataObject) 
         assert core.stats()["blocks_in_use"] == 0
 
     run(body)
+
+
+class DeafEngine(AsyncEngine):
+    """Does not look into its inbox again before it stops, as when request and stop come between two looks."""
+
+    def _do_inbox(self) -> bool:
+        with self._lock:
+            while not self._stops:
+                self._called.wait()
+        return False
+
+
+def test_a_request_that_comes_with_the_stop_does_not_wait_for_ever() -> None:
+    """Its reader waited for a mailbox that nobody would fill: the core had never seen the request."""
+
+    async def body() -> None:
+        engine = DeafEngine(fake_engine())
+        stream = engine.submit(request("late"))
+        await asyncio.to_thread(engine.stop)
+        with pytest.raises(EngineClosedError):
+            await anext(stream)
+
+    run(body)

@@ -137,7 +137,7 @@ def run_both(engine: EngineCore) -> dict[str, RequestOutput]:
         for manager in engine.scheduler.managers:
             manager.check()
         assert engine.scheduler.num_running <= engine.scheduler.max_num_seqs
-        assert all(plan.num_tokens <= engine.scheduler.max_num_batched_tokens for plan in device.plans)
+        assert all(device.num_tokens(plan) <= engine.scheduler.max_num_batched_tokens for plan in device.plans)
         device.plans.clear()
     raise AssertionError("the engine does not come to an end")
 
