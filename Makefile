@@ -9,6 +9,10 @@ PROMPT ?= Once upon a time, in a small village by the sea,
 
 demo: .venv/.installed
 	$(BIN)/ramify generate "$(PROMPT)" -n 4 --temperature 0.8 --max-tokens 48 --seed 7
+	@echo
+	@echo 'Next: . .venv/bin/activate, and then'
+	@echo '    ramify generate "The best thing about trees is" -n 4'
+	@echo '    python examples/majority_vote.py'
 
 test: .venv/.installed-dev
 	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not long"

@@ -147,7 +147,7 @@ def serve(**values: Any) -> None:
     try:
         from ramify.server.run import serve as run_server
     except ModuleNotFoundError as error:
-        raise RamifyError(f'the server needs {error.name}: pip install "ramify[server]"') from None
+        raise RamifyError(f'the server needs {error.name}: pip install ".[server]" in a checkout') from None
 
     def load_models() -> list[ServedModel]:
         from ramify.server.load import load_model, load_pair

@@ -187,7 +187,11 @@ def test_a_full_disk_stops_with_a_message_and_loses_nothing(tmp_path: Path) -> N
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        command(tmp_path / "out", "--max-tokens", "400", "-n", "4"), stderr=subprocess.PIPE, text=True
+        command(tmp_path / "out", "--max-tokens", "400", "-n", "4"),
+        stderr=subprocess.PIPE,
+        text=True,
+        # What runs in the background of a shell, this suite perhaps, hands down that Ctrl-C is to be ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
     )
     path = tmp_path / "out" / "settings.json"
     while not path.exists() and process.poll() is None:

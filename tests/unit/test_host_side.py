@@ -101,7 +101,7 @@ ramify.cli.main()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
-    assert 'pip install "ramify[server]"' in " ".join(done.stderr.split())
+    assert 'pip install ".[server]"' in " ".join(done.stderr.split())
     assert len(done.stderr.strip().splitlines()) <= 2, done.stderr
 
 
