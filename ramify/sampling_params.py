@@ -267,9 +267,7 @@ def _checked(option: Field[Any], value: Any) -> Any:
         case "int":
             return check.integer(name, value, limits.low, limits.high)
         case "float":
-            number = check.number(name, value, limits.low, limits.high)
-            if limits.above is not None and number <= limits.above:
-                raise check.refuse(name, value, f"above {limits.above}")
+            check.number(name, value, limits.low, limits.high, above=limits.above)
             return value
         case "str | Sequence[str]" if isinstance(value, str):
             return (check.text(name, value, limits.longest),)
@@ -281,7 +279,7 @@ def _checked(option: Field[Any], value: Any) -> Any:
         case "Sequence[int]":
             token_ids = check.token_ids(name, value, limits.most)
             if len(token_ids) < limits.fewest:
-                raise InvalidInputError(f"{name} must have at least {limits.fewest} entries, got {len(token_ids)}")
+                raise InvalidInputError(f"{name} must have at least {limits.fewest} entry, got {len(token_ids)}")
             return token_ids
         case "Sequence[LogitsProcessor]":
             processors = check.items(name, value, limits.most)

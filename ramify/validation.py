@@ -34,6 +34,10 @@ def _span(low: float | None, high: float | None) -> str:
     return f" <= {high}" if high is not None else ""
 
 
+def _at_most(high: float | None) -> str:
+    return "" if high is None else f" and at most {high}"
+
+
 def integer(field: str, value: object, low: int | None = None, high: int | None = None) -> int:
     allowed = "an integer" + _span(low, high)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -43,9 +47,11 @@ def integer(field: str, value: object, low: int | None = None, high: int | None 
     return value
 
 
-def number(field: str, value: object, low: float | None = None, high: float | None = None) -> float:
-    """A finite number; integers are welcome, booleans are not."""
-    allowed = "a finite number" + _span(low, high)
+def number(
+    field: str, value: object, low: float | None = None, high: float | None = None, *, above: float | None = None
+) -> float:
+    """A finite number; integers are welcome, booleans are not. `above`: a low end that is itself refused."""
+    allowed = "a finite number" + (_span(low, high) if above is None else f" above {above}{_at_most(high)}")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise refuse(field, value, allowed)
     try:
@@ -55,6 +61,8 @@ def number(field: str, value: object, low: float | None = None, high: float | No
     if not math.isfinite(converted):
         raise refuse(field, value, allowed)
     if (low is not None and converted < low) or (high is not None and converted > high):
+        raise refuse(field, value, allowed)
+    if above is not None and converted <= above:
         raise refuse(field, value, allowed)
     return converted
 

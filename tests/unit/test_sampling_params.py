@@ -734,3 +734,9 @@ def test_any_single_number_out_of_range_is_refused_by_name(options: dict[str, An
 
 def test_every_numeric_field_is_among_those_tried_out_of_range() -> None:
     assert set(OUT_OF_RANGE) == set(FLOAT_FIELDS) | set(INTEGER_FIELDS)
+
+
+@pytest.mark.parametrize("value", [0, 2, -1, math.nan, math.inf, "1"])
+def test_a_refused_top_p_is_told_its_whole_range(value: Any) -> None:
+    with pytest.raises(InvalidInputError, match="top_p must be a finite number above 0 and at most 1, got "):
+        SamplingParams(top_p=value)
