@@ -43,7 +43,7 @@ def run(world: Setting, data: st.DataObject) -> None:
 
 
 @given(world=worlds(), data=st.data())
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_every_schedule_gives_what_each_request_would_get_alone(world: Setting, data: st.DataObject) -> None:
     run(world, data)
 
