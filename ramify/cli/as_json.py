@@ -1,0 +1,43 @@
+"""Outputs as JSON objects, for programs that read a command's output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ramify.outputs import LogprobRow, RequestOutput
+
+
+def as_json(output: RequestOutput) -> dict[str, Any]:
+    return {
+        "prompt": output.prompt,
+        "error": output.error,
+        **_logprobs("prompt_logprobs", output.prompt_logprobs),
+        "outputs": [
+            {
+                "index": completion.index,
+                "text": completion.text,
+                "token_ids": list(completion.token_ids),
+                "cumulative_logprob": completion.cumulative_logprob,
+                "score": completion.score,
+                "finish_reason": None if completion.finish_reason is None else completion.finish_reason.value,
+                "stop_reason": completion.stop_reason,
+                **_logprobs("logprobs", completion.logprobs),
+            }
+            for completion in output.outputs
+        ],
+    }
+
+
+def _logprobs(name: str, rows: Sequence[LogprobRow | None] | None) -> dict[str, Any]:
+    """Only where asked for. Each token's row has the likeliest first, and the token itself last if not among them."""
+    if rows is None:
+        return {}
+    return {name: [None if row is None else _row(row) for row in rows]}
+
+
+def _row(row: LogprobRow) -> list[dict[str, Any]]:
+    return [
+        {"token_id": token_id, "token": entry.decoded_token, "logprob": entry.logprob, "rank": entry.rank}
+        for token_id, entry in row.items()
+    ]

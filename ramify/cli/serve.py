@@ -1,0 +1,59 @@
+"""`ramify serve`: a model, or a mixture of two, over HTTP."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ramify.cli.messages import say
+from ramify.cli.options import (
+    ENGINE_FIELDS,
+    MIXTURE_FIELDS,
+    PAIR_FIELDS,
+    SERVER_FIELDS,
+    chosen,
+    flags_of,
+    with_flags,
+)
+from ramify.config import DEFAULT_MODEL, EngineConfig, MixtureConfig
+from ramify.errors import InvalidInputError, RamifyError
+from ramify.server.config import PairConfig, ServerConfig
+
+if TYPE_CHECKING:
+    from ramify.server.service import ServedModel
+
+SERVER = flags_of(SERVER_FIELDS, "Server")
+PAIR = flags_of(PAIR_FIELDS, "Two models")
+MIXTURE = flags_of(MIXTURE_FIELDS, "Two models")
+ENGINE = flags_of(ENGINE_FIELDS, "Engine", {"model": None})  # the default depends on --teacher
+
+
+@with_flags(SERVER, PAIR, MIXTURE, ENGINE)
+def serve(**values: Any) -> None:
+    """Serve a model, or a mixture of two, over HTTP in the protocol of OpenAI (needs the extra `server`)."""
+    options = chosen(values, SERVER_FIELDS)
+    options["api_key"] = options["api_key"] or os.environ.get("RAMIFY_API_KEY")
+    config = ServerConfig(**options)
+    pair, mixture = PairConfig(**chosen(values, PAIR_FIELDS)), MixtureConfig(**chosen(values, MIXTURE_FIELDS))
+    if pair.teacher is None and mixture != MixtureConfig():
+        raise InvalidInputError("flags of a mixture (--alpha-method and others) need --teacher and --theta")
+    engine_options = chosen(values, ENGINE_FIELDS)
+    model = engine_options.pop("model") or (DEFAULT_MODEL if pair.teacher is None else None)
+    EngineConfig.from_options(**engine_options)  # a mistake shows before anything is loaded
+    try:
+        from ramify.server.run import serve as run_server
+    except ModuleNotFoundError as error:
+        raise RamifyError(f'the server needs {error.name}: pip install ".[server]" in a checkout') from None
+
+    def load_models() -> list[ServedModel]:
+        from ramify.server.load import load_model, load_pair
+
+        served = []
+        if model is not None:
+            served.append(load_model(model, engine_options, config.served_model_name, say))
+        if pair.teacher is not None:
+            name = config.served_model_name if model is None else None  # given for the one model, if there are both
+            served.append(load_pair(pair, mixture, engine_options, name, say))
+        return served
+
+    run_server(config, load_models, say)
