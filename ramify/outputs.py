@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ramify.errors import InvalidInputError
+from ramify.truth import Truth
 
 
 class FinishReason(StrEnum):
@@ -61,8 +62,10 @@ class CompletionOutput:
     score: float | None = None
     mixture: tuple[MixtureReport, ...] | None = None
 
-    def finished(self) -> bool:
-        return self.finish_reason is not None
+    @property
+    def finished(self) -> Truth:
+        """Whether it has ended; may be called too."""
+        return Truth(self.finish_reason is not None)
 
     def is_empty(self) -> bool:
         """Whether it says nothing: no token came before the one that ended it.
@@ -77,7 +80,7 @@ class CompletionOutput:
 
         The score belonged to the shorter output and is not carried over.
         """
-        if self.finished():
+        if self.finished:
             raise InvalidInputError(
                 f"output {self.index} has ended ({self.finish_reason}): nothing can be appended to it"
             )

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from ramify import validation as check
 from ramify.config import SEED_HIGH, SEED_LOW
 from ramify.errors import InvalidInputError
+from ramify.truth import Truth
 
 MAX_SAMPLES = 16_384
 MAX_TOKENS = 2**31 - 1
@@ -89,6 +90,9 @@ class SamplingParams:
     frequency_penalty: float = _option(0.0, "-2..2, per occurrence in the output", low=-2, high=2)
     repetition_penalty: float = _option(1.0, "above 1 discourages tokens of prompt and output", above=0)
     seed: int | None = _option(None, "same seed, same prompt, same tokens", low=SEED_LOW, high=SEED_HIGH)
+    child: int = _option(
+        0, "with a seed: the sample that n would give this index, as a request of its own", low=0, high=MAX_SAMPLES - 1
+    )
     stop: str | Sequence[str] | None = _option(
         None, "end where this text, or one of several, appears", most=MAX_STOP_STRINGS, longest=MAX_STOP_LENGTH
     )
@@ -176,9 +180,10 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         return () if self.stop is None else tuple(self.stop)
 
-    def requires_parallel_sampling(self) -> bool:
-        """Whether one prompt grows into several sequences."""
-        return self.num_samples > 1 or self.resolved_strategy is SamplingStrategy.BEAM_SEARCH
+    @property
+    def requires_parallel_sampling(self) -> Truth:
+        """Whether one prompt grows into several sequences; may be called too."""
+        return Truth(self.num_samples > 1 or self.resolved_strategy is SamplingStrategy.BEAM_SEARCH)
 
     def check_against(self, *, vocab_size: int, max_logprobs: int) -> None:
         """The checks that need a model: ids inside the vocabulary, reports no longer than the engine allows."""
@@ -196,7 +201,7 @@ class SamplingParams:
         if self.max_tokens is not None:
             if self.max_tokens == 0 and self.prompt_logprobs is None:
                 raise check.refuse("max_tokens", 0, "at least 1 (0 goes with prompt_logprobs alone)")
-            if self.max_tokens == 0 and self.requires_parallel_sampling():
+            if self.max_tokens == 0 and self.requires_parallel_sampling:
                 raise InvalidInputError("max_tokens 0 draws nothing: n must be 1, and no beam search")
             if self.min_tokens > self.max_tokens:
                 message = f"min_tokens must be at most max_tokens = {self.max_tokens}, got {self.min_tokens}"
@@ -212,6 +217,7 @@ class SamplingParams:
         if self.resolved_strategy is SamplingStrategy.BEAM_SEARCH:
             self._check_beam_search()
             return
+        self._check_child()
         self._refuse_unused("beam_width", "length_penalty", "early_stopping", "num_beam_groups")
         if self.sampling_type is SamplingType.GREEDY and self.num_samples > 1:
             name = "n" if self.best_of is None else "best_of"
@@ -230,9 +236,19 @@ class SamplingParams:
         elif self.num_samples > self.n:
             self._refuse_deltas("best_of > n ranks outputs when all have ended")
 
+    def _check_child(self) -> None:
+        if self.child and self.num_samples > 1:
+            name = "n" if self.best_of is None else "best_of"
+            raise InvalidInputError(
+                f"child names one sample of many, so it goes with n = 1: got child {self.child} and "
+                f"{name} {self.num_samples}"
+            )
+        if self.child and self.seed is None:
+            raise InvalidInputError(f"child names one of a seed's samples: give the seed too, got child {self.child}")
+
     def _check_beam_search(self) -> None:
         width = self.resolved_beam_width
-        self._refuse_unused("seed", "best_of", "score")
+        self._refuse_unused("seed", "child", "best_of", "score")
         if self.temperature not in (0, 1):
             raise check.refuse("temperature", self.temperature, "at its default or 0 in a beam search")
         if self.n > width:

@@ -16,6 +16,7 @@ from ramify.engine.search.ranking import BestOfNFilter
 from ramify.errors import InvalidInputError
 from ramify.outputs import CompletionOutput
 from ramify.sampling_params import OutputKind, SamplingParams
+from ramify.truth import Truth
 
 
 class ParentOutput(NamedTuple):
@@ -30,9 +31,10 @@ class ParentOutput(NamedTuple):
 class ParentRequest:
     """One request and its children: best_of of them if that is given, else n.
 
-    Child i is named `{request_id}-{i}`, as the engine names sequences. Its noise is keyed by the pair (seed, i), never
-    by their sum: children of parents with neighbouring seeds draw different noise, and child i of n = 4 is child i of
-    n = 64.
+    Child i is named `{request_id}-{i}`, as the engine names sequences. Under a seed its parameters carry its number
+    (`SamplingParams.child`), so run by itself it draws what the engine's child i draws. Noise is keyed by the pair
+    (seed, i), never by their sum: children of parents with neighbouring seeds draw different noise, and child i of
+    n = 4 is child i of n = 64.
     """
 
     request_id: str
@@ -54,7 +56,7 @@ class ParentRequest:
             raise InvalidInputError(
                 "output_kind 'growth' tells of steps, and a parent sees none: give the request to the engine"
             )
-        # One frozen object serves all children. They report cumulative outputs; `_delta` cuts deltas from them.
+        # What all children have in common. They report cumulative outputs; `_delta` cuts deltas from them.
         self._child_params = replace(
             params,
             n=1,
@@ -75,8 +77,13 @@ class ParentRequest:
         return self.sampling_params.num_samples
 
     @property
-    def all_finished(self) -> bool:
-        return self._num_finished == self.best_of
+    def all_finished(self) -> Truth:
+        """Whether every child has ended; may be called too."""
+        return Truth(self._num_finished == self.best_of)
+
+    @property
+    def child_names(self) -> list[str]:
+        return [f"{self.request_id}-{index}" for index in range(self.best_of)]
 
     def get_child_info(self, index: int) -> tuple[str, SamplingParams]:
         """A child's name and its sampling parameters."""
@@ -95,17 +102,24 @@ class ParentRequest:
         """Takes a child's cumulative output; returns what the output kind makes due now, often nothing."""
         index = self.get_child_index(child_request_id)
         before = self._completions.get(index)
-        if before is not None and before.finished():
+        if before is not None and before.finished:
             raise InvalidInputError(f"child {child_request_id!r} has ended ({before.finish_reason}) already")
         self._completions[index] = completion = replace(completion, index=index)
         self._num_finished += completion.finished()
         self.max_num_generation_tokens = max(self.max_num_generation_tokens, len(completion.token_ids))
-        return ParentOutput(self.request_id, self._due(completion), self.all_finished)
+        return ParentOutput(self.request_id, self._due(completion), self.all_finished())
 
     def _get_child_sampling_params(self, index: int) -> SamplingParams:
-        """The same for all children, the parent's seed included: a child's noise is keyed by seed and index."""
+        """The parent's own, for one sample: its seed and, to tell children of one seed apart, the child's number.
+
+        Without a seed the engine gives every request a seed of its own, which does that too.
+        """
         check.integer("index", index, 0, self.best_of - 1)
-        return self._child_params
+        return (
+            self._child_params
+            if self.sampling_params.seed is None
+            else replace(self._child_params, child=self.sampling_params.child + index)
+        )
 
     def _get_final_outputs(self) -> list[CompletionOutput]:
         """All children's outputs so far in their order or, with best_of, the n best of them, best first."""
@@ -150,7 +164,7 @@ class ParallelSamplingManager:
 
     def create_parent(self, request_id: str, sampling_params: SamplingParams) -> ParentRequest:
         parent = ParentRequest(request_id, sampling_params)
-        names = [name for name, _ in self._children_of(parent)]
+        names = parent.child_names
         for name in (request_id, *names):
             if name in self._parents or name in self._parent_of:
                 raise InvalidInputError(f"request_id {name!r} is in use")
@@ -164,7 +178,7 @@ class ParallelSamplingManager:
         """The requests to run: every child's name and sampling parameters."""
         if self._parents.get(parent.request_id) is not parent:
             raise InvalidInputError(f"request {parent.request_id!r} is not, or no longer, a parent here")
-        return self._children_of(parent)
+        return [parent.get_child_info(index) for index in range(parent.best_of)]
 
     def record_output(self, request_id: str, completion: CompletionOutput) -> ParentOutput | None:
         """Takes a child's cumulative output; returns what is due to its parent's caller. None if it is no child."""
@@ -179,7 +193,7 @@ class ParallelSamplingManager:
         parent = self._parents.pop(parent_id, None)
         if parent is None:
             return None
-        for name, _ in self._children_of(parent):
+        for name in parent.child_names:
             del self._parent_of[name]
         if parent.all_finished:
             self.finished_parents += 1
@@ -195,6 +209,3 @@ class ParallelSamplingManager:
 
     def is_child_request(self, request_id: str) -> bool:
         return request_id in self._parent_of
-
-    def _children_of(self, parent: ParentRequest) -> list[tuple[str, SamplingParams]]:
-        return [parent.get_child_info(index) for index in range(parent.best_of)]

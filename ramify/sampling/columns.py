@@ -43,5 +43,6 @@ def numbers_of(draw: Draw) -> tuple[tuple[int, ...], tuple[float, ...]]:
     demands = draw.demands
     params = demands.params
     top_k = min(max(params.top_k, 0), LARGEST_COUNT)
-    integers = (*noise_words(demands.seed, draw.child, draw.position), top_k, 0, 0)
+    # A request of its own may be one of another's children: it draws with that child's noise.
+    integers = (*noise_words(demands.seed, params.child + draw.child, draw.position), top_k, 0, 0)
     return integers, (demands.temperature, params.top_p, params.min_p)

@@ -35,6 +35,7 @@ from ramify.engine.demands import Demands
 from ramify.engine.plan import Draw
 from ramify.sampling.draw import block_noise, draw
 from ramify.sampling.pipeline import Sampler, Source
+from tests.drive import finish, tokens_of
 from tests.fake import fake_engine
 from tests.noise import noise_keys
 
@@ -149,11 +150,11 @@ def test_children_come_back_in_order_whoever_ends_first() -> None:
     assert parent.max_num_generation_tokens == 3
 
 
-def test_a_child_wants_one_output_by_its_parents_seed() -> None:
+def test_a_child_wants_one_output_by_its_parents_seed_and_its_own_number() -> None:
     params = SamplingParams(n=2, best_of=4, seed=11, temperature=0.7, score="mean_logprob", strategy="best_of_n")
     name, child = ParentRequest("a", params).get_child_info(3)
     assert name == "a-3"
-    assert child == SamplingParams(seed=11, temperature=0.7)
+    assert child == SamplingParams(seed=11, child=3, temperature=0.7)
     assert not child.requires_parallel_sampling()
     with pytest.raises(InvalidInputError, match=r"index must be an integer in 0..3, got 4"):
         ParentRequest("a", params).get_child_info(4)
@@ -167,10 +168,39 @@ def test_children_of_different_parents_never_share_noise() -> None:
         for index in range(parent.best_of):
             name, params = parent.get_child_info(index)
             assert params.seed is not None
-            keys.append((params.seed, parent.get_child_index(name), 0))
+            assert params.child == parent.get_child_index(name)
+            keys.append((params.seed, params.child, 0))
     assert len(set(keys)) == 80
     noise = block_noise(noise_keys(keys, torch.device("cpu")), 4096)
     assert len({tuple(row) for row in noise.tolist()}) == 80
+
+
+@pytest.mark.parametrize("filters", [{}, {"temperature": 0.8, "top_k": 40, "top_p": 0.9}], ids=["plain", "filtered"])
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_children_run_as_requests_of_their_own_are_the_engines_children(
+    runs_ahead: bool, filters: dict[str, Any]
+) -> None:
+    # All children of a seed once had the same parameters, and so the same text.
+    prompt, params = list(range(20, 33)), SamplingParams(n=4, seed=7, max_tokens=12, **filters)
+    [together] = finish(fake_engine(runs_ahead=runs_ahead), [(prompt, params)])
+    manager = ParallelSamplingManager()
+    parent = manager.create_parent("story", params)
+    children = manager.get_child_requests(parent)
+    assert [child.child for _, child in children] == [0, 1, 2, 3]
+    apart = finish(fake_engine(runs_ahead=runs_ahead), [(prompt, child) for _, child in children])
+    for (name, _), output in zip(children, apart, strict=True):
+        due = manager.record_output(name, output.outputs[0])
+    assert due is not None
+    assert due.finished
+    assert due.outputs == list(together.outputs)
+    assert len(set(tokens_of(together))) == 4, "and they are four texts"
+
+
+def test_without_a_seed_children_of_their_own_differ_by_the_engines_seeds() -> None:
+    children = ParallelSamplingManager()
+    parent = children.create_parent("story", SamplingParams(n=4, max_tokens=12))
+    apart = finish(fake_engine(), [([20, 21], child) for _, child in children.get_child_requests(parent)])
+    assert len({tokens for output in apart for tokens in tokens_of(output)}) == 4
 
 
 @pytest.mark.parametrize("name", ["a", "a-3", "a--1", "a-01", "b-0", "a-", "a-٣", "-0", "a-0-0"])

@@ -43,6 +43,7 @@ INTEGER_FIELDS: dict[str, dict[str, Any]] = {
     "best_of": {},
     "top_k": {},
     "seed": {},
+    "child": {"seed": 7},
     "max_tokens": {},
     "min_tokens": {},
     "logprobs": {},
@@ -86,6 +87,7 @@ def test_every_field_has_its_documented_default() -> None:
         "frequency_penalty": 0.0,
         "repetition_penalty": 1.0,
         "seed": None,
+        "child": 0,
         "stop": None,
         "stop_token_ids": None,
         "include_stop_str_in_output": False,
@@ -217,6 +219,8 @@ def test_only_booleans_are_accepted_in_boolean_fields(field: str, value: object)
         ("repetition_penalty", -1.0),
         ("seed", -(2**63) - 1),
         ("seed", 2**64),
+        ("child", -1),
+        ("child", MAX_SAMPLES),
         ("max_tokens", 0),
         ("max_tokens", -1),
         ("min_tokens", -1),
@@ -255,6 +259,9 @@ def test_a_value_just_outside_its_range_is_refused_and_shown(field: str, value: 
         {"seed": -(2**63)},
         {"seed": 2**64 - 1},
         {"seed": 0},
+        {"child": 0},
+        {"child": MAX_SAMPLES - 1, "seed": 7},
+        {"child": 3, "seed": 7, "temperature": 0},
         {"max_tokens": 1},
         {"max_tokens": None, "min_tokens": 10**6},
         {"max_tokens": 5, "min_tokens": 5},
@@ -273,7 +280,7 @@ def test_a_value_at_the_end_of_its_range_is_accepted_unchanged(options: dict[str
         assert getattr(params, name) == (tuple(value) if isinstance(value, list) else value)
 
 
-@pytest.mark.parametrize("field", ["n", "best_of", "seed", "beam_width"])
+@pytest.mark.parametrize("field", ["n", "best_of", "seed", "child", "beam_width"])
 def test_an_integer_too_long_to_print_is_refused_like_any_other(field: str) -> None:
     # Python refuses to turn an int of more than 4,300 digits into a string: an error message must not try.
     assert_refused(field, **INTEGER_FIELDS[field], **{field: 10**5000})
@@ -285,6 +292,13 @@ def test_a_biased_token_id_too_long_to_print_meets_no_other_error_than_ours() ->
 
 
 # -- values that must fit each other -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("many", [{"n": 2}, {"best_of": 2}, {"n": 2, "strategy": "diverse"}], ids=str)
+def test_a_child_is_one_sample_of_a_seed(many: dict[str, Any]) -> None:
+    assert "goes with n = 1: got child 3" in assert_refused("child", child=3, seed=7, **many)
+    assert "give the seed too" in assert_refused("child", child=3)
+    assert SamplingParams(child=0, seed=7, **many).child == 0, "no child named: all of them"
 
 
 def test_best_of_below_n_is_refused() -> None:
@@ -335,7 +349,7 @@ def test_a_beam_field_outside_beam_search_is_refused(strategy: str | None, field
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("seed", 0), ("best_of", 2), ("score", "mean_logprob"), ("score", shortest), ("temperature", 0.5)],
+    [("seed", 0), ("child", 1), ("best_of", 2), ("score", "mean_logprob"), ("score", shortest), ("temperature", 0.5)],
 )
 def test_a_sampling_field_inside_beam_search_is_refused(field: str, value: object) -> None:
     assert_refused(field, strategy="beam_search", **{field: value})
@@ -710,6 +724,7 @@ OUT_OF_RANGE: dict[str, st.SearchStrategy[Any]] = {
     "num_beam_groups": st.integers(max_value=0),
     "top_k": st.integers(max_value=-2),
     "seed": st.integers(max_value=-(2**63) - 1) | st.integers(2**64),
+    "child": st.integers(max_value=-1) | above_the_cap,
     "max_tokens": st.integers(max_value=-1),
     "min_tokens": st.integers(max_value=-1),
     "logprobs": st.integers(max_value=-1),

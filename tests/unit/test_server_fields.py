@@ -21,6 +21,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "min_tokens": {"max_tokens": None},
     "strategy": {"n": 2},
     "score": {"best_of": 2},
+    "child": {"seed": 7},
     "beam_width": {"strategy": "beam_search"},
     "length_penalty": {"strategy": "beam_search"},
     "early_stopping": {"strategy": "beam_search"},
@@ -33,6 +34,7 @@ NUMBERS = [-2.001, -2, -1e-9, 0, -0.0, 5e-324, 1, 1.001, 2, 2.001, 100.0, math.n
 STRANGE = [True, False, "", "1", "never", [], [True], [1.0], ["1"], [[]], {}, 1.5, "beam_search", "mean_logprob"]
 LENGTHS = [0, 1, 2, 16, 17, 128, 129, 1_024, 1_025]
 LISTS = [kind * length for length in LENGTHS for kind in ([7], ["x"])]
+EXTRA = {"child": [16_383]}  # no number of groups: tried on that field alone
 ENTRIES = [[-1], [0], [2**31 - 1], [2**31], [""], ["x" * 1_024], ["x" * 1_025], [None]]
 
 
@@ -65,7 +67,7 @@ def test_a_field_of_sampling_params_is_sent_or_an_exception_that_is_written_down
 def test_the_server_refuses_exactly_what_sampling_params_refuses(name: str) -> None:
     differing = [
         value
-        for value in [*INTEGERS, *NUMBERS, *STRANGE, *LISTS, *ENTRIES]
+        for value in [*INTEGERS, *EXTRA.get(name, []), *NUMBERS, *STRANGE, *LISTS, *ENTRIES]
         if server_takes(name, value) != engine_takes(name, value)
     ]
     assert differing == []
@@ -75,7 +77,7 @@ def test_the_probes_reach_both_sides_of_every_limit() -> None:
     """Or the test above would agree about too little."""
     for option in SHARED:
         limits = option.metadata["limits"]
-        probes = NUMBERS if TYPES[option.name] == "float" else INTEGERS
+        probes = NUMBERS if TYPES[option.name] == "float" else [*INTEGERS, *EXTRA.get(option.name, [])]
         for limit in (limits.low, limits.above, limits.high):
             assert limit is None or (limit in probes and min(probes) < limit < max(probes))
         assert limits.most is None or {limits.most, limits.most + 1} <= set(LENGTHS)
