@@ -123,6 +123,12 @@ class LLM:
             messages, add_generation_prompt=add_generation_prompt, chat_template_kwargs=chat_template_kwargs
         )
 
+    def stream_generate(self, prompt: Prompt, sampling_params: SamplingParams) -> Generator[RequestOutput]:
+        """Outputs of one prompt as they come, as `sampling_params.output_kind` says."""
+        self._check_weights()
+        for outputs in steps(self.core, [self._intake.request(prompt, sampling_params)]):
+            yield from outputs
+
     def stream_chat(self, messages: Sequence[Message], sampling_params: SamplingParams) -> Generator[RequestOutput]:
         """Outputs of one conversation as they come, as `sampling_params.output_kind` says."""
         self._check_weights()

@@ -8,9 +8,11 @@ from typing import Any
 from ramify.outputs import LogprobRow, RequestOutput
 
 
-def as_json(output: RequestOutput) -> dict[str, Any]:
+def as_json(output: RequestOutput, seed: int | None) -> dict[str, Any]:
+    """An output and the seed that it was drawn with, None where nothing was drawn."""
     return {
         "prompt": output.prompt,
+        "seed": seed,
         "error": output.error,
         **_logprobs("prompt_logprobs", output.prompt_logprobs),
         "outputs": [

@@ -12,6 +12,7 @@ from ramify.cli.bench import bench
 from ramify.cli.chat import chat
 from ramify.cli.distill import distill
 from ramify.cli.generate import generate
+from ramify.cli.help import WIDEST, Command
 from ramify.cli.messages import say_error
 from ramify.cli.serve import serve
 from ramify.errors import RamifyError
@@ -21,11 +22,12 @@ app = typer.Typer(
     name="ramify",
     help="Sample from language models: one prompt, many continuations.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut the names of flags where they lack room
+    context_settings={"max_content_width": WIDEST},
 )
 for command in (generate, chat, serve, distill):
-    app.command()(command)
+    app.command(cls=Command)(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
 app.add_typer(models.app, name="models")
 
@@ -33,7 +35,7 @@ app.add_typer(models.app, name="models")
 def main() -> None:
     """The command's entry point: an error of ours is one line."""
     try:
-        app()
+        app(prog_name="ramify")
     except RamifyError as error:
         say_error(str(error))
         sys.exit(2)

@@ -25,7 +25,9 @@ MOST_SHOWN = 10
 
 @with_flags(RECIPE, ENGINE)
 def distill(
-    problems: Annotated[Path, typer.Argument(help="JSONL: an object with `question` and `answer` a line.")],
+    problems: Annotated[
+        Path, typer.Argument(metavar="PROBLEMS", help="JSONL: an object with `question` and `answer` a line.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="A folder; the same one again goes on where it stopped.")],
     preset: Annotated[str, typer.Option(help=f"{', '.join(preset_names())}, or a YAML file.")] = "base",
     limit: Annotated[int | None, typer.Option(help="Only the first so many lines.")] = None,

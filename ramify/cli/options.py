@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from enum import Enum
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 
@@ -24,7 +25,10 @@ SAMPLING_FIELDS = tuple(field for field in fields(SamplingParams) if field.name 
 ENGINE_FLAGS = tuple(field for field in ENGINE_FIELDS if field.name != "seed")
 SERVER_FIELDS, PAIR_FIELDS, MIXTURE_FIELDS = fields(ServerConfig), fields(PairConfig), fields(MixtureConfig)
 
+Made = TypeVar("Made")
+
 _SHORT = {"n": "-n", "model": "-m"}
+_METAVARS = {"bool": None, "int": "INTEGER", "float": "NUMBER"}  # by the first word of a type; all else is TEXT
 _PLAIN_TYPES: dict[str, Any] = {
     "int": int,
     "float": float,
@@ -82,22 +86,82 @@ def chosen(values: dict[str, Any], some: Iterable[Field[Any]]) -> dict[str, Any]
     return {field.name: _parsed(field, values[field.name]) for field in some}
 
 
+def made(kind: Callable[..., Made], values: dict[str, Any], some: Iterable[Field[Any]], **others: Any) -> Made:
+    """What `kind` makes of these fields' flags; what it refuses is said in the flags' own words."""
+    some = tuple(some)
+    try:
+        return kind(**chosen(values, some), **others)
+    except InvalidInputError as error:
+        raise type(error)(in_flags_words(str(error), (field.name for field in some))) from None
+
+
+def in_flags_words(message: str, names: Iterable[str]) -> str:
+    """`best_of must be at least n = 3` as `--best-of must be at least --n = 3`.
+
+    A name that is an everyday word too (stop, seed) is taken for a field at the start and before its value only.
+    """
+    for name in names:
+        place = rf"\b{name}\b" if "_" in name else rf"^{name}\b|\b{name}(?= = )"
+        message = re.sub(place, flag_of(name), message)
+    return message
+
+
+def flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _parameter(field: Field[Any], panel: str, defaults: Mapping[str, Any]) -> inspect.Parameter:
     # Unions and literals of strings are typed as text here; the dataclass itself checks them.
     kind = _PLAIN_TYPES.get(str(field.type), str | None if _shown_default(field) is None else str)
-    names = [f"--{field.name.replace('_', '-')}"]
+    default = defaults.get(field.name, _shown_default(field))
+    names = [flag_of(field.name)]
     if kind is bool:
-        names = [f"{names[0]}/--no-{field.name.replace('_', '-')}"]
+        names = [f"{names[0]}/{flag_of(f'no_{field.name}')}"]
     if field.name in _SHORT:
         names.append(_SHORT[field.name])
-    says = field.metadata["help"] + (" (repeatable)" if str(kind).startswith("list[") else "")
-    option = typer.Option(*names, help=says, rich_help_panel=panel)
-    return inspect.Parameter(
-        field.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=defaults.get(field.name, _shown_default(field)),
-        annotation=Annotated[kind, option],
+    option = typer.Option(
+        *names,
+        help=_help(field, kind, default),
+        rich_help_panel=panel,
+        metavar=_metavar(kind),
+        show_default=kind is not bool,
+        parser=_PARSERS.get(str(field.type)),
     )
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+    )
+
+
+def _help(field: Field[Any], kind: Any, default: Any) -> str:
+    says: str = field.metadata["help"]
+    if kind is bool:
+        return f"{says}  [default: {'on' if default else 'off'}]"
+    return f"{says} (repeatable)" if str(kind).startswith("list[") else says
+
+
+def _metavar(kind: Any) -> str | None:
+    [word] = re.findall(r"bool|int|float|str", str(kind))[:1]
+    return _METAVARS.get(word, "TEXT")
+
+
+def _or_none(parse: Callable[[str], Made], what: str) -> Callable[[Any], Made | None]:
+    """`none` is how None is typed: a flag whose default is a number could not say it otherwise."""
+
+    def parse_or_none(text: Any) -> Made | None:
+        if str(text).lower() == "none":
+            return None
+        try:
+            return parse(str(text))
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is neither {what} nor none") from None
+
+    return parse_or_none
+
+
+_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "int | None": _or_none(int, "an integer"),
+    "float | None": _or_none(float, "a number"),
+}
 
 
 def _shown_default(field: Field[Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.box import ROUNDED
 from rich.console import Console, Group
@@ -15,6 +15,9 @@ from rich.text import Text
 from ramify.outputs import CompletionOutput, LogprobRow, RequestOutput
 
 NARROWEST_PANEL = 28
+BORDERS = 6  # of a panel's width: its corners, and a line and a space on both sides of the subtitle
+SEPARATOR = " · "
+LEAST_FIRST = ("end", "logprob", "tokens", "score")
 
 
 def show_side_by_side(console: Console, outputs: Iterable[RequestOutput]) -> None:
@@ -29,22 +32,33 @@ def show_side_by_side(console: Console, outputs: Iterable[RequestOutput]) -> Non
         console.print(_grid(output.outputs, console.width))
 
 
+def facts_that_fit(facts: Mapping[str, str], width: int) -> str:
+    """Facts on one line. Where they need too much room, whole ones are left out, first those that tell least."""
+    kept = {name: fact for name, fact in facts.items() if fact}
+    for name in LEAST_FIRST:
+        if len(SEPARATOR.join(kept.values())) > width:
+            kept.pop(name, None)
+    return SEPARATOR.join(kept.values())
+
+
 def _grid(completions: tuple[CompletionOutput, ...], width: int) -> Table | Group:
     columns = max(1, min(len(completions), width // NARROWEST_PANEL, 4))
     grid = Table.grid(expand=True, padding=(0, 0))
     for _ in range(columns):
         grid.add_column(ratio=1)
-    panels = [_panel(completion) for completion in completions]
+    panels = [_panel(completion, width // columns) for completion in completions]
     for start in range(0, len(panels), columns):
         grid.add_row(*panels[start : start + columns])
     return grid if panels else Group(Rule())
 
 
-def _panel(completion: CompletionOutput) -> Panel:
-    reason = "" if completion.finish_reason is None else completion.finish_reason.value
-    facts = [f"{len(completion.token_ids)} tokens", f"logprob {completion.cumulative_logprob:.1f}", reason]
-    if completion.score is not None:
-        facts.insert(0, f"score {completion.score:.2f}")
+def _panel(completion: CompletionOutput, width: int) -> Panel:
+    facts = {
+        "score": "" if completion.score is None else f"score {completion.score:.2f}",
+        "tokens": f"{len(completion.token_ids)} tokens",
+        "logprob": f"logprob {completion.cumulative_logprob:.1f}",
+        "end": "" if completion.finish_reason is None else completion.finish_reason.value,
+    }
     text: Text | Group = Text(completion.text.strip("\n"))
     if completion.logprobs is not None:
         text = Group(text, _likelihoods(zip(completion.token_ids, completion.logprobs, strict=True)))
@@ -52,7 +66,7 @@ def _panel(completion: CompletionOutput) -> Panel:
         text,
         title=f"[bold]{completion.index}[/]",
         title_align="left",
-        subtitle=f"[dim]{' · '.join(fact for fact in facts if fact)}[/]",
+        subtitle=Text(facts_that_fit(facts, width - BORDERS), style="dim"),
         subtitle_align="right",
         box=ROUNDED,
         padding=(0, 1),

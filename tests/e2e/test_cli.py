@@ -64,14 +64,14 @@ def test_chat_answers_each_line() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["generate", "x", "--temperature", "nan"], "temperature must be a finite number"),
-        (["generate", "x", "-n", "0"], "n must be an integer in 1..16384, got 0"),
-        (["generate", "x", "-n", "2", "--temperature", "0"], "n must be 1 when temperature is 0"),
+        (["generate", "x", "--temperature", "nan"], "--temperature must be a finite number"),
+        (["generate", "x", "-n", "0"], "--n must be an integer in 1..16384, got 0"),
+        (["generate", "x", "-n", "2", "--temperature", "0"], "--n must be 1 when temperature is 0"),
         (["generate", "x", "--model", "no-such-model"], "is not a folder"),
-        (["generate", "x", "--dtype", "int3"], "dtype must be one of"),
+        (["generate", "x", "--dtype", "int3"], "--dtype must be one of"),
         (["generate", "x", "--logit-bias", "nonsense"], "--logit-bias must be JSON"),
-        (["generate", "x", "--seed", "18446744073709551616"], "seed must be an integer"),
-        (["generate", "x", "--best-of", "2", "-n", "3"], "best_of must be at least n = 3, got 2"),
+        (["generate", "x", "--seed", "18446744073709551616"], "--seed must be an integer"),
+        (["generate", "x", "--best-of", "2", "-n", "3"], "--best-of must be at least --n = 3, got 2"),
     ],
 )
 def test_mistakes_are_one_kind_line_and_exit_2(arguments: list[str], message: str) -> None:
@@ -144,4 +144,4 @@ def test_strategies_have_flags() -> None:
     assert len({tuple(output["token_ids"]) for output in outputs}) == 3
     refused = ramify("generate", "Once", *beams, "--seed", "3")
     assert refused.returncode == 2
-    assert "seed has no meaning with strategy 'beam_search'" in refused.stderr
+    assert "--seed has no meaning with strategy 'beam_search'" in refused.stderr

@@ -1,0 +1,202 @@
+"""The command line without a model: help at every width, flags' own words, what fits under a sample."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ramify.cli.commands import app, main
+from ramify.cli.options import in_flags_words, made
+from ramify.cli.view import facts_that_fit
+from ramify.errors import InvalidInputError
+from ramify.outputs import CompletionOutput, RequestOutput
+from ramify.sampling_params import OutputKind, SamplingParams
+
+COMMANDS = (("generate",), ("chat",), ("serve",), ("distill",), ("bench",), ("models",), ("models", "pull"), ())
+FACTS = {"score": "score -12.34", "tokens": "1234 tokens", "logprob": "logprob -123.4", "end": "length"}
+
+
+def flags(*command: str) -> Iterator[str]:
+    """Every name of every flag of a command, as the parser knows it."""
+    found: Any = typer.main.get_command(app)
+    for name in command:
+        found = found.commands[name]
+    for parameter in found.params:
+        yield from (name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("-"))
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_names_every_flag_in_full(command: tuple[str, ...], columns: int) -> None:
+    shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": str(columns)})
+    assert shown.exit_code == 0, shown.output
+    assert "…" not in shown.output
+    missing = [flag for flag in flags(*command) if not re.search(rf"(?<![\w-]){flag}(?![\w-])", shown.output)]
+    assert missing == []
+    if columns >= 80:
+        assert max(map(len, shown.output.splitlines())) <= columns
+
+
+def test_help_puts_flags_under_their_panels() -> None:
+    shown = CliRunner().invoke(app, ["generate", "--help"], env={"COLUMNS": "80"}).output
+    options, sampling, engine = (shown.index(f"\n{panel}:\n") for panel in ("Options", "Sampling", "Engine"))
+    assert options < shown.index("--json") < sampling < shown.index("--temperature ") < engine < shown.index("--dtype")
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("best_of must be at least n = 3, got 2", "--best-of must be at least --n = 3, got 2"),
+        ("n must be 1 when temperature is 0", "--n must be 1 when temperature is 0"),
+        (
+            "stop strings cannot be used in a beam search; use stop_token_ids",
+            "--stop strings cannot be used in a beam search; use --stop-token-ids",
+        ),
+        ("best_of > n needs strategy 'best_of_n'", "--best-of > n needs strategy 'best_of_n'"),
+    ],
+)
+def test_refusals_speak_of_flags(message: str, expected: str) -> None:
+    names = [field.name for field in fields(SamplingParams)]
+    assert in_flags_words(message, names) == expected
+
+
+def test_a_refused_value_is_told_by_its_flag() -> None:
+    some = [field for field in fields(SamplingParams) if field.name in ("n", "best_of")]
+    with pytest.raises(InvalidInputError, match=r"^--best-of must be at least --n = 3, got 2$"):
+        made(SamplingParams, {"n": 3, "best_of": 2}, some)
+
+
+@pytest.mark.parametrize("width", range(1, 60))
+def test_facts_are_whole_or_left_out(width: int) -> None:
+    shown = facts_that_fit(FACTS, width)
+    assert len(shown) <= width
+    assert set(shown.split(" · ") if shown else []) <= set(FACTS.values())
+
+
+def test_the_fact_that_tells_most_stays_longest() -> None:
+    assert facts_that_fit(FACTS, 60) == "score -12.34 · 1234 tokens · logprob -123.4 · length"
+    assert facts_that_fit(FACTS, 30) == "score -12.34 · 1234 tokens"
+    assert facts_that_fit(FACTS, 12) == "score -12.34"
+
+
+Ran = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ran:
+    """The command in this process, on a narrow terminal that is not one: exit status, output, errors."""
+
+    def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
+        for name, value in {"COLUMNS": "40", **environment}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", ["ramify", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert not isinstance(left.value.code, str)
+        return (int(left.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--temperature", "nan", "error: --temperature must be a finite number >= 0, got nan"),
+        ("--max-tokens", "many", "Error: Invalid value for '--max-tokens': 'many' is neither an integer nor none"),
+    ],
+)
+def test_errors_are_not_wrapped_when_piped(run: Ran, flag: str, value: str, message: str) -> None:
+    status, output, errors = run("generate", "x", flag, value)
+    assert (status, output, errors.splitlines()[-1]) == (2, "", message)
+
+
+@pytest.mark.parametrize("flags", [("--json",), ("--logprobs", "2"), ("--prompt-logprobs", "0")])
+def test_plain_text_goes_with_nothing_that_is_not_text(run: Ran, flags: tuple[str, ...]) -> None:
+    status, _, errors = run("generate", "x", "--plain", *flags)
+    assert status == 2
+    assert "--plain" in errors
+    assert flags[0] in errors
+
+
+def test_standard_input_is_read_once(run: Ran) -> None:
+    assert "'-' stands for all of standard input" in run("generate", "-", "-")[2]
+
+
+def test_shells_complete_commands_and_flags(run: Ran) -> None:
+    status, script, _ = run("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert status == 0
+    assert "_RAMIFY_COMPLETE=complete_bash" in script
+    asked = {"COMP_WORDS": "ramify generate --freq", "COMP_CWORD": "2", "_RAMIFY_COMPLETE": "complete_bash"}
+    assert run(**asked)[1].split() == ["--frequency-penalty"]
+
+
+class EchoLLM:
+    """Stands in for an LLM: says which seed it was asked with."""
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def generate(self, prompts: list[str], params: SamplingParams, **_: Any) -> list[RequestOutput]:
+        texts = [f"{prompt!r} with {params.seed}, at most {params.max_tokens}" for prompt in prompts]
+        return [_output(prompt, (text,)) for prompt, text in zip(prompts, texts, strict=True)]
+
+    def stream_generate(self, prompt: str, params: SamplingParams) -> Iterator[RequestOutput]:
+        assert params.output_kind is OutputKind.DELTA
+        for piece in (f"{prompt!r}", " piece", " by piece"):
+            yield _output(prompt, (piece,))
+
+
+def _output(prompt: str, texts: tuple[str, ...]) -> RequestOutput:
+    outputs = tuple(CompletionOutput(index, text, (1,), -1.0) for index, text in enumerate(texts))
+    return RequestOutput("request", prompt, (1,), outputs, finished=True)
+
+
+@pytest.fixture
+def echo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramify.llm.LLM", EchoLLM)
+
+
+@pytest.mark.usefixtures("echo")
+def test_a_seed_is_drawn_and_printed_so_that_a_run_can_be_repeated(run: Ran) -> None:
+    _, first, told = run("generate", "x", "--json")
+    seed = json.loads(first)["seed"]
+    assert told.splitlines() == [f"seed {seed} (the same again: --seed {seed})"]
+    assert run("generate", "x", "--json")[1] != first
+    assert run("generate", "x", "--json", "--seed", str(seed)) == (0, first, "")
+
+
+@pytest.mark.usefixtures("echo")
+@pytest.mark.parametrize("flags", [("--temperature", "0"), ("--strategy", "beam_search")])
+def test_no_seed_is_drawn_where_nothing_is_drawn(run: Ran, flags: tuple[str, ...]) -> None:
+    _, output, told = run("generate", "x", "--json", *flags)
+    assert (json.loads(output)["seed"], told) == (None, "")
+
+
+@pytest.mark.usefixtures("echo")
+@pytest.mark.parametrize(("typed", "limit"), [("none", None), ("7", 7)])
+def test_max_tokens_may_be_none(run: Ran, typed: str, limit: int | None) -> None:
+    output = run("generate", "x", "--max-tokens", typed, "--json", "--seed", "1")[1]
+    assert json.loads(output)["outputs"][0]["text"] == f"'x' with 1, at most {limit}"
+
+
+@pytest.mark.usefixtures("echo")
+@pytest.mark.parametrize(("piped", "prompt"), [("hi\n", "hi"), ("hi\n\n", "hi\n"), ("two\nlines", "two\nlines")])
+def test_one_newline_at_the_end_of_a_piped_prompt_goes(
+    run: Ran, monkeypatch: pytest.MonkeyPatch, piped: str, prompt: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
+    assert run("generate", "--plain", "--seed", "1")[1] == f"{prompt!r} piece by piece\n"
+
+
+@pytest.mark.usefixtures("echo")
+def test_plain_prints_text_alone(run: Ran) -> None:
+    _, output, told = run("generate", "a", "b", "--plain", "--seed", "1")
+    assert (output, told) == ("'a' with 1, at most 64\n\n'b' with 1, at most 64\n", "")
