@@ -19,8 +19,8 @@ from typing import Any
 
 from ramify.distill.problems import Problem, read_problems
 from ramify.distill.recipe import Recipe, load_preset
-from ramify.distill.run import load_models
 from ramify.distill.samples import prompts_of
+from ramify.optimal import OptimalSampling
 from ramify.outputs import MixtureReport, RequestOutput
 
 SOURCES: dict[str, dict[str, Any]] = {
@@ -39,7 +39,7 @@ COLUMNS: dict[str, Callable[[MixtureReport], float]] = {
 
 
 def sample(recipe: Recipe, problems: Sequence[Problem]) -> list[RequestOutput]:
-    sampler = load_models(recipe, {"max_model_len": 2048}, lambda text: print(text, file=sys.stderr))
+    sampler = OptimalSampling(preset=recipe, max_model_len=2048, say=lambda text: print(text, file=sys.stderr))
     requests = [
         sampler.request(
             *prompts_of(problem, recipe), recipe.sampling(recipe.problem_seed(problem.line, problem.digest))

@@ -57,9 +57,7 @@ def mixed(prompts: list[str], theta_prompts: list[str]) -> Callable[[], int]:
 
     def run() -> int:
         sampler.reset_prefix_cache()
-        return sum(
-            sampler.generate(prompts, theta_prompts, n=SAMPLES, use_tqdm=False, **OPTIONS).num_tokens  # type: ignore[arg-type]
-        )
+        return sum(sampler.generate(prompts, theta_prompts, n=SAMPLES, use_tqdm=False, **OPTIONS).num_tokens)
 
     return run
 

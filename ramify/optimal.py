@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Unpack
 
-from ramify import validation as check
 from ramify.config import AlphaMethod, EngineConfig, EngineOptions, MixtureConfig
+from ramify.distill.recipe import MIXTURE_FIELDS, Recipe, load_preset
 from ramify.drive import alpha_view
 from ramify.drive.build import build_pair
 from ramify.drive.intake import Prompt, as_prompts
@@ -20,8 +20,28 @@ from ramify.engine.request import Request
 from ramify.errors import InvalidInputError
 from ramify.outputs import CompletionOutput, MixtureReport, RequestOutput
 from ramify.sampling_params import OutputKind, SamplingParams
+from ramify.text.detokenizer import token_texts
+from ramify.text.tokenizer import Tokenizer
 
 DIAGNOSTICS = tuple(name for name in MixtureReport._fields if name not in {"alpha", "is_clamped"})
+# What a caller may say beside a preset, which says the rest.
+RECIPE_OPTIONS = (*MIXTURE_FIELDS, "teacher_system_prompt", "theta_system_prompt", "enable_chat_template")
+
+
+class PairOptions(EngineOptions, total=False):
+    """The options of `OptimalSampling`: how the models are mixed and asked, and the engine's."""
+
+    alpha_method: AlphaMethod  # default "kl_symmetry"
+    alpha: float | None  # None
+    alpha_min: float  # 0.0
+    alpha_max: float  # 1.0
+    teacher_top_k: int  # -1
+    teacher_top_p: float  # 1.0
+    force_teacher_first_token: bool  # False
+    force_teacher_special_tokens: bool  # False
+    teacher_system_prompt: str | None  # None
+    theta_system_prompt: str | None  # None
+    enable_chat_template: bool  # False
 
 
 @dataclass(frozen=True)
@@ -33,7 +53,7 @@ class OptimalOutputs:
     """
 
     outputs: list[RequestOutput]
-    decode: Callable[[Sequence[int]], str]
+    tokenizer: Tokenizer | None
 
     @cached_property
     def samples(self) -> list[CompletionOutput]:
@@ -92,59 +112,39 @@ class OptimalOutputs:
         if not 0 <= sample < len(self.samples):
             raise InvalidInputError(f"sample must be in 0..{len(self.samples) - 1}, got {sample}")
         chosen = self.samples[sample]
-        pieces = alpha_view.token_texts(chosen.token_ids, self.decode)
-        alpha_view.write_plot(Path(path), pieces, chosen.mixture or ())
+        alpha_view.write_plot(Path(path), token_texts(chosen.token_ids, self.tokenizer), chosen.mixture or ())
 
 
 class OptimalSampling:
     """Two models, one distribution: q* = theta^(1 - alpha) teacher^alpha / Z at every token.
 
     Each model sees its own prompt (with its own system prompt and chat template), then both see the same tokens. Two
-    names for the same files are loaded once. The options are those of `LLM`, for both models together.
+    names for the same files are loaded once. The options are those of `LLM`, for both models together, and those of the
+    mixture (`PairOptions`).
+
+    `preset` names the settings of a recipe for `ramify distill` (or is a YAML file's path, or a Recipe): its models,
+    mixture, system prompts and chat template hold where no argument says otherwise, its samples' settings (n,
+    max_tokens, temperature and so on) are then `generate`'s defaults.
     """
 
     def __init__(
         self,
-        model_teacher: str,
-        model_theta: str,
+        model_teacher: str | None = None,
+        model_theta: str | None = None,
         *,
-        alpha_method: AlphaMethod = "kl_symmetry",
-        alpha: float | None = None,
-        alpha_min: float = 0.0,
-        alpha_max: float = 1.0,
-        teacher_system_prompt: str | None = None,
-        theta_system_prompt: str | None = None,
-        enable_chat_template: bool = False,
-        teacher_top_k: int = -1,
-        teacher_top_p: float = 1.0,
-        force_teacher_first_token: bool = False,
-        force_teacher_special_tokens: bool = False,
+        preset: str | Path | Recipe | None = None,
         say: Callable[[str], None] = lambda _: None,
-        **options: Unpack[EngineOptions],
+        **options: Unpack[PairOptions],
     ) -> None:
-        self.mixture_config = MixtureConfig(
-            alpha_method=alpha_method,
-            alpha=alpha,
-            alpha_min=alpha_min,
-            alpha_max=alpha_max,
-            teacher_top_k=teacher_top_k,
-            teacher_top_p=teacher_top_p,
-            force_teacher_first_token=force_teacher_first_token,
-            force_teacher_special_tokens=force_teacher_special_tokens,
-        )
-        for name, value in (
-            ("teacher_system_prompt", teacher_system_prompt),
-            ("theta_system_prompt", theta_system_prompt),
-        ):
-            if value is not None:
-                check.text(name, value)
-        check.boolean("enable_chat_template", enable_chat_template)
+        self.recipe = _recipe(preset, model_teacher, model_theta, options)
+        self.mixture_config = MixtureConfig(**self.recipe.mixture_options())
+        engine_options: Any = {name: value for name, value in options.items() if name not in RECIPE_OPTIONS}
         engine = build_pair(
-            EngineConfig.from_options(model=model_teacher, **options),
-            EngineConfig.from_options(model=model_theta, **options),
+            EngineConfig.from_options(model=self.recipe.model_teacher, **engine_options),
+            EngineConfig.from_options(model=self.recipe.model_theta, **engine_options),
             self.mixture_config,
-            system_prompts=(teacher_system_prompt, theta_system_prompt),
-            enable_chat_template=enable_chat_template,
+            system_prompts=(self.recipe.teacher_system_prompt, self.recipe.theta_system_prompt),
+            enable_chat_template=self.recipe.enable_chat_template,
             say=say,
         )
         self.config = engine.config
@@ -152,7 +152,6 @@ class OptimalSampling:
         self.tokenizer = engine.codec.tokenizer
         self.max_model_len = engine.max_model_len
         self.loads_one_checkpoint = len(engine.decoders) == 1
-        self._codec = engine.codec
         self._intake = engine.intake
 
     def generate(
@@ -160,27 +159,22 @@ class OptimalSampling:
         prompts: Prompt | Sequence[Prompt],
         theta_prompts: Prompt | Sequence[Prompt] | None = None,
         *,
-        n: int = 1,
-        max_tokens: int | None = 512,
-        temperature: float = 0.8,
-        seed: int | None = None,
         use_tqdm: bool = True,
         **fields_of_sampling_params: Any,
     ) -> OptimalOutputs:
         """n samples of every prompt; `theta_prompts` are the student's prompts (default: the same).
 
-        Further options are fields of SamplingParams. A bad prompt or option raises before anything starts.
+        The options are fields of SamplingParams, by default n=1, max_tokens=512, temperature=0.8 or what the preset
+        says. A bad prompt or option raises before anything starts.
         """
-        params = SamplingParams(
-            n=n, max_tokens=max_tokens, temperature=temperature, seed=seed, **fields_of_sampling_params
-        )
+        params = SamplingParams(**(self.recipe.sampling_options() | fields_of_sampling_params))
         if params.output_kind is not OutputKind.FINAL_ONLY:
             raise InvalidInputError("output_kind must be 'final_only': generate returns when all is done")
         requests = [
             self._intake.request(prompt, params, theta_prompt=theta_prompt)
             for prompt, theta_prompt in zip(*_paired(prompts, theta_prompts), strict=True)
         ]
-        return OptimalOutputs(run(self.core, requests, use_tqdm=use_tqdm), self._codec.decode)
+        return OptimalOutputs(run(self.core, requests, use_tqdm=use_tqdm), self.tokenizer)
 
     def request(self, prompt: Prompt, theta_prompt: Prompt | None, params: SamplingParams) -> Request:
         """A request for `finish`; a bad prompt or parameter raises here."""
@@ -217,6 +211,16 @@ class OptimalSampling:
     def reset_prefix_cache(self) -> None:
         """Empties the prefix caches of both models."""
         self.core.reset_prefix_cache()
+
+
+def _recipe(preset: object, model_teacher: object, model_theta: object, options: Mapping[str, Any]) -> Recipe:
+    """The preset's settings (default: a recipe's own), changed by what the caller says."""
+    models = {"model_teacher": model_teacher, "model_theta": model_theta}
+    said = {name: model for name, model in models.items() if model is not None}
+    if preset is None and len(said) < len(models):
+        raise InvalidInputError("model_teacher and model_theta must be given, or a preset that names them")
+    recipe = preset if isinstance(preset, Recipe) else Recipe() if preset is None else load_preset(preset)
+    return recipe.changed(said | {name: options[name] for name in RECIPE_OPTIONS if name in options})
 
 
 def _paired(prompts: Any, theta_prompts: Any) -> tuple[list[Prompt], list[Prompt]]:

@@ -40,7 +40,8 @@ def distill(
     the same command again goes on.
     """
     from ramify.distill.problems import read_problems
-    from ramify.distill.run import DATA, REPORT, Run, load_models
+    from ramify.distill.run import DATA, REPORT, Run
+    from ramify.optimal import OptimalSampling
 
     check.choice("on_malformed", on_malformed, ("stop", "skip"))
     if limit is not None:
@@ -68,7 +69,7 @@ def distill(
         recipe,
         found,
         out,
-        lambda: load_models(recipe, options, say),
+        lambda: OptimalSampling(preset=recipe, say=say, **options),
         stops_at_refused=on_malformed == "stop",
         show_progress=sys.stderr.isatty(),
     )

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 from ramify import validation as check
 from ramify.config import DEFAULT_MODEL, SEED_HIGH, SEED_LOW, AlphaMethod, MixtureConfig
 from ramify.distill.template import ANSWERS, Template
-from ramify.errors import InvalidInputError
+from ramify.errors import InvalidInputError, RamifyError
 from ramify.sampling_params import SamplingParams
 
 Match = Literal["none", "exact", "number"]
@@ -89,12 +89,12 @@ class Recipe:
     def mixture_options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in MIXTURE_FIELDS}
 
+    def sampling_options(self) -> dict[str, Any]:
+        """The samples' settings as SamplingParams takes them; the seed is left to whoever draws."""
+        return {name: getattr(self, name) for name in SAMPLING_FIELDS} | {"stop": list(self.stop) or None}
+
     def sampling(self, seed: int) -> SamplingParams:
-        return SamplingParams(
-            seed=seed,
-            **{name: getattr(self, name) for name in SAMPLING_FIELDS if name != "stop"},
-            stop=list(self.stop) or None,
-        )
+        return SamplingParams(seed=seed, **self.sampling_options())
 
     def changed(self, values: Mapping[str, Any]) -> Recipe:
         """With some fields replaced; an unknown name raises."""
@@ -126,18 +126,24 @@ def preset_names() -> list[str]:
     return sorted(file.name.removesuffix(".yaml") for file in _presets().iterdir() if file.name.endswith(".yaml"))
 
 
-def load_preset(name: str) -> Recipe:
-    """One of the package's presets by name, or a YAML file."""
+def load_preset(name: object) -> Recipe:
+    """One of the package's presets by name, or a YAML file by its path."""
     if name in preset_names():
-        return _parse(name, _presets().joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
-    path = Path(name)
-    if not path.is_file():
-        raise InvalidInputError(f"preset must be one of {', '.join(preset_names())} or a YAML file, got {name!r}")
-    return _parse(name, path.read_text(encoding="utf-8"))
+        return _parse(str(name), _presets().joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
+    if not isinstance(name, str | Path) or not Path(name).is_file():
+        shown = str(name) if isinstance(name, Path) else name
+        raise InvalidInputError(f"preset must be one of {', '.join(preset_names())} or a YAML file, got {shown!r}")
+    try:
+        return _parse(str(name), Path(name).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"preset {name} cannot be read: {error}") from None
 
 
 def _parse(name: str, text: str) -> Recipe:
-    import yaml
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise RamifyError("presets are read by pyyaml, which is not there: pip install pyyaml") from None
 
     try:
         values = yaml.safe_load(text)

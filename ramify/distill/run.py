@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from ramify.config import EngineOptions
 from ramify.distill.journal import Journal, write_whole
 from ramify.distill.problems import Malformed, Problem
 from ramify.distill.recipe import Recipe
@@ -116,18 +115,3 @@ class Run:
                 kept.append((sample["line"], sample["sample"], json.dumps(sample, ensure_ascii=False)))
         write_whole(self.folder / DATA, "".join(f"{content}\n" for _, _, content in sorted(kept)))
         return counts
-
-
-def load_models(recipe: Recipe, options: EngineOptions, say: Callable[[str], None]) -> OptimalSampling:
-    from ramify.optimal import OptimalSampling
-
-    return OptimalSampling(
-        recipe.model_teacher,
-        recipe.model_theta,
-        teacher_system_prompt=recipe.teacher_system_prompt,
-        theta_system_prompt=recipe.theta_system_prompt,
-        enable_chat_template=recipe.enable_chat_template,
-        say=say,
-        **recipe.mixture_options(),
-        **options,
-    )

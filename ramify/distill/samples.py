@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ramify.distill.answers import is_match, reference_answer, sample_answer
@@ -11,8 +10,7 @@ from ramify.distill.problems import Problem
 from ramify.distill.recipe import Recipe
 from ramify.distill.template import Template
 from ramify.outputs import CompletionOutput, FinishReason, MixtureReport, RequestOutput
-from ramify.text.detokenizer import IncrementalDetokenizer
-from ramify.text.tokenizer import Tokenizer
+from ramify.text.detokenizer import token_texts
 
 if TYPE_CHECKING:
     from ramify.optimal import OptimalSampling
@@ -63,17 +61,6 @@ def as_samples(
             }
         )
     return made
-
-
-def token_texts(token_ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
-    """What each token adds to the text, special tokens written out; joined, they are the whole text."""
-    if tokenizer is None:
-        return [""] * len(token_ids)
-    detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
-    pieces = [detokenizer.push(token_id) for token_id in token_ids]
-    if pieces:
-        pieces[-1] += detokenizer.flush()
-    return pieces
 
 
 def rejection(sample: CompletionOutput, found: str | None, wanted: str, recipe: Recipe) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -18,7 +18,6 @@ PICTURES = (".png", ".svg", ".pdf")
 # The colours of alpha = 0, 1/2 and 1.
 STUDENT, NEUTRAL, TEACHER = (96, 165, 250), (245, 245, 244), (251, 146, 60)
 WIDTH, HEIGHT, MARGIN = 860, 130, 34
-HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 STYLE = """
 :root { color-scheme: light; }
@@ -38,20 +37,6 @@ def color(alpha: float) -> str:
     low, high = (STUDENT, NEUTRAL) if share <= 1 else (NEUTRAL, TEACHER)
     share = share if share <= 1 else share - 1
     return "rgb({},{},{})".format(*(round(a + (b - a) * share) for a, b in zip(low, high, strict=True)))
-
-
-def token_texts(token_ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
-    """What each token adds to the text; a character that takes several tokens is added by the last of them."""
-    pieces: list[str] = []
-    shown = ""
-    for end in range(1, len(token_ids) + 1):
-        text = decode(token_ids[:end])
-        if text.endswith(HALF_CHARACTER) and end < len(token_ids):
-            pieces.append("")
-            continue
-        pieces.append(text[len(shown) :])
-        shown = text
-    return pieces
 
 
 def colored_text(pieces: Sequence[str], mixture: Sequence[MixtureReport]) -> str:

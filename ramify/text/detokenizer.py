@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ramify.text.token_text import TextAssembler, assembler_for
 from ramify.text.tokenizer import Tokenizer
 
@@ -40,3 +42,17 @@ class IncrementalDetokenizer:
         copy._skipped = self._skipped
         copy._assembler = self._assembler.fork()
         return copy
+
+
+def token_texts(token_ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
+    """What each token adds to the text, special tokens written out; joined, they are the whole text.
+
+    A character that takes several tokens is added by the last of them. Without a tokenizer all texts are empty.
+    """
+    if tokenizer is None:
+        return [""] * len(token_ids)
+    detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
+    pieces = [detokenizer.push(token_id) for token_id in token_ids]
+    if pieces:
+        pieces[-1] += detokenizer.flush()
+    return pieces

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from ramify import SamplingParams
+from ramify import OptimalSampling, SamplingParams
 from ramify.distill.problems import read_problems
 from ramify.distill.recipe import Recipe, load_preset
-from ramify.distill.run import Run, load_models
+from ramify.distill.run import Run
 from ramify.distill.samples import as_samples, prompts_of
 
 ROOT = Path(__file__).parents[2]
@@ -123,7 +123,7 @@ def test_samples_can_be_trained_on(tmp_path: Path) -> None:
 def test_the_mixtures_logprobs_are_those_of_the_engine() -> None:
     """log q* made from both models' logprobs and log Z is what the sampler itself reports."""
     recipe = load_preset("math_qa").changed({"max_tokens": 10, "n": 2, "min_length": 0})
-    sampler = load_models(recipe, {"max_model_len": 1024}, lambda _: None)
+    sampler = OptimalSampling(preset=recipe, max_model_len=1024)
     [problem] = read_problems(GSM8K, limit=1)[0]
     params = SamplingParams(n=2, max_tokens=10, temperature=0.8, seed=1, logprobs=0)
     [output] = sampler.finish([sampler.request(*prompts_of(problem, recipe), params)], most_at_once=1)
@@ -207,5 +207,5 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
 def test_a_run_from_python(tmp_path: Path) -> None:
     recipe = Recipe(max_tokens=6, n=2, seed=4)
     problems, _ = read_problems(GSM8K, limit=2)
-    made = Run(recipe, problems, tmp_path, lambda: load_models(recipe, {"max_model_len": 1024}, lambda _: None))()
+    made = Run(recipe, problems, tmp_path, lambda: OptimalSampling(preset=recipe, max_model_len=1024))()
     assert (made.problems, made.sampled_now, made.samples, made.accepted) == (2, 2, 4, 4)

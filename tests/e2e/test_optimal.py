@@ -137,6 +137,35 @@ def test_without_templates_a_system_prompt_stands_before_the_prompt(folders: tup
         made.generate([[1, 2, 3]], use_tqdm=False)
 
 
+def test_a_preset_says_what_the_caller_does_not(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        f"model_teacher: {folders[0]}\nmodel_theta: {folders[1]}\ntheta_system_prompt: Be brief.\n"
+        "alpha_method: fixed\nalpha: 0.25\nn: 3\nmax_tokens: 4\ntop_k: 5\n"
+    )
+    made = OptimalSampling(preset=path, max_model_len=128)
+    [(teacher, theta)] = made.render("2 + 2 =")
+    assert (teacher.text, theta.text) == ("2 + 2 =", "Be brief.\n\n2 + 2 =")
+    outputs = made.generate("2 + 2 =", seed=1, use_tqdm=False)
+    assert outputs.num_tokens == [4, 4, 4]
+    assert {value for values in outputs.alpha_history for value in values} == {0.25}
+    assert made.generate("2 + 2 =", n=1, max_tokens=2, seed=1, use_tqdm=False).generated_ids == [
+        outputs.generated_ids[0][:2]
+    ]
+    changed = OptimalSampling(preset=str(path), model_theta=str(folders[0]), alpha=0.5, theta_system_prompt=None)
+    assert (changed.mixture_config.alpha, changed.loads_one_checkpoint) == (0.5, True)
+    assert changed.render("2 + 2 =")[0][1].text == "2 + 2 ="
+
+
+def test_presets_that_are_not_there_are_refused_with_those_that_are() -> None:
+    with pytest.raises(
+        InvalidInputError, match="base, distillation, math_qa, small_tasks or a YAML file, got 'mathqa'"
+    ):
+        OptimalSampling(preset="mathqa")
+    with pytest.raises(InvalidInputError, match="model_teacher and model_theta must be given, or a preset"):
+        OptimalSampling("smollm2-135m")
+
+
 def test_each_token_costs_one_position_per_model(sampler: OptimalSampling) -> None:
     sampler.reset_prefix_cache()
     before = sampler.stats()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
 
-from ramify.text.detokenizer import IncrementalDetokenizer
+from ramify.text.detokenizer import IncrementalDetokenizer, token_texts
 from ramify.text.token_text import byte_of_character
 from ramify.text.tokenizer import Tokenizer
 
@@ -164,3 +164,16 @@ def test_long_runs_of_bad_bytes_hold_nothing_that_grows() -> None:
 def test_byte_tokens_are_known() -> None:
     assert len(SENTENCEPIECE.byte_token_ids) == 256
     assert BYTE_LEVEL.byte_token_ids == frozenset()
+
+
+@settings(max_examples=60)
+@given(data=st.data(), tokenizer=st.sampled_from(ALL))
+def test_the_texts_of_tokens_join_to_the_whole_and_decode_nothing_again(
+    data: st.DataObject, tokenizer: Tokenizer
+) -> None:
+    """Each token is looked at once: a text of any length takes time in proportion to it."""
+    ids = data.draw(st.lists(st.integers(0, tokenizer.backend.get_vocab_size() - 1), max_size=30))
+    pieces = token_texts(ids, tokenizer)
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=False)
+    assert token_texts(ids, None) == [""] * len(ids)

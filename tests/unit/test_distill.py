@@ -7,6 +7,7 @@ import os
 from dataclasses import fields
 from html.parser import HTMLParser
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ PROBLEM = Problem(1, "What is 2 + {answer}?", "Two and two.\n#### 1,234")
 
 
 def test_the_presets_of_the_document_are_there_and_where_they_are_looked_for() -> None:
-    assert preset_names() == ["base", "distillation", "math_qa"]
+    assert preset_names() == ["base", "distillation", "math_qa", "small_tasks"]
     for name in preset_names():
         recipe = load_preset(name)
         assert (ROOT / "configs" / f"{name}.yaml").is_file()
@@ -75,8 +76,10 @@ def test_wrong_settings_are_refused_by_name(values: dict[str, Any], named: str) 
 
 
 def test_presets_that_are_no_presets(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="base, distillation, math_qa or a YAML file"):
+    with pytest.raises(InvalidInputError, match="base, distillation, math_qa, small_tasks or a YAML file"):
         load_preset("nothing")
+    with pytest.raises(InvalidInputError, match="preset must be one of base"):
+        load_preset(3)
     for text, said in (("- a\n", "name: value"), ("a: [", "not YAML"), ("n: many\n", "n must be")):
         path = tmp_path / "own.yaml"
         path.write_text(text)
@@ -139,6 +142,17 @@ def test_the_example_is_real_and_complete() -> None:
     recipe = load_preset("math_qa")
     assert [reference_answer(problem.answer, recipe) for problem in problems[:3]] == ["18", "3", "70000"]
     assert len({problem.digest for problem in problems}) == 50
+
+
+def test_the_small_tasks_are_what_their_script_makes() -> None:
+    made = run_path(str(ROOT / "examples" / "problems" / "make_small_tasks.py"))
+    tasks = made["made"](made["TASKS"], made["SEED"])
+    lines = (ROOT / "examples" / "problems" / "small_tasks.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == tasks
+    assert len({task["question"] for task in tasks}) == 90
+    recipe = load_preset("small_tasks")
+    for task in tasks:
+        assert is_match(task["answer"], reference_answer(task["answer"], recipe), recipe.match)
 
 
 # -- answers ------------------------------------------------------------------------------------------------------
