@@ -17,9 +17,10 @@ from ramify.server.choices import chat_logprobs, common, has_news
 from ramify.server.exchange import answer
 from ramify.server.failures import Failure
 from ramify.server.openapi import failures, streamed_or
+from ramify.server.preparing import beside_the_loop
 from ramify.server.protocol import ChatCompletionRequest
 from ramify.server.replies import ChatCompletion
-from ramify.server.service import ServedModel, Service, prepared
+from ramify.server.service import ServedModel, Service
 
 
 def chat_routes(service: Service) -> APIRouter:
@@ -51,7 +52,7 @@ def chat_routes(service: Service) -> APIRouter:
             intake = model.pair_intake("theta_messages")
             return intake.chat_request(body.messages, params, name, theta_messages=body.theta_messages, **options)
 
-        request = await prepared(make, len(await http.body()))
+        request = await beside_the_loop(make)
         shape = ChatShape(name, model, body, params)
         return await answer(service, model, [request], shape, body=body, http=http)
 

@@ -16,9 +16,10 @@ from ramify.server.body import JsonRoute
 from ramify.server.choices import CompletionLogprobs, common, has_news, prompt_rows
 from ramify.server.exchange import answer
 from ramify.server.openapi import failures, streamed_or
+from ramify.server.preparing import prepared
 from ramify.server.protocol import CompletionRequest
 from ramify.server.replies import Completion
-from ramify.server.service import ServedModel, Service, prepared
+from ramify.server.service import ServedModel, Service
 
 
 def completion_routes(service: Service) -> APIRouter:
@@ -47,7 +48,7 @@ def completion_routes(service: Service) -> APIRouter:
                 for prompt, other, each in zip(body.prompt, body.theta_prompt, names, strict=True)
             ]
 
-        requests = await prepared(make, sum(map(len, body.prompt)))
+        requests = await prepared(make, len(await http.body()))
         shape = CompletionShape(name, model, body, params)
         return await answer(service, model, requests, shape, body=body, http=http)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -18,6 +19,7 @@ from ramify.sampling_params import SamplingParams
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 _SHOWN_CHARACTERS = 120
+_LONGEST_MESSAGE = 2_000
 _FIRST_WORD = re.compile(r"[a-z_]+")
 _FIELDS = {field.name for field in fields(SamplingParams)} | {"prompt", "messages", "stream", "stream_options"}
 
@@ -34,8 +36,8 @@ class Failure(HTTPException):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(status, message, dict(headers or {}))
-        self.param = param
+        super().__init__(status, _writable(message), dict(headers or {}))
+        self.param = None if param is None else _writable(param)
         self.code = code
 
     def as_json(self) -> dict[str, Any]:
@@ -98,6 +100,8 @@ def _invalid_fields(error: RequestValidationError) -> Failure:
             return Failure(400, f"{field} is missing", param=param, code="missing_field")
         case "model_attributes_type" | "dict_type":
             return Failure(400, f"{field} must be a JSON object, sent as application/json", param=param)
+        case "not_supported":
+            return Failure(400, f"{field} {first['msg']}", param=param, code="not_supported")
     said = first["msg"].removeprefix("Value error, ")
     if not path:
         return Failure(400, said, param=_field_named(said), code="invalid_value")
@@ -114,9 +118,20 @@ def _field_named(message: str) -> str | None:
     return first[0] if first is not None and first[0] in _FIELDS else None
 
 
+def _writable(text: str) -> str:
+    """What a client sent may stand in a message: not all of a long text, and no lone surrogate, which has no UTF-8."""
+    if len(text) > _LONGEST_MESSAGE:
+        text = f"{text[:_LONGEST_MESSAGE]}..."
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _shown(value: object) -> str:
+    """The beginning of a value's `repr`, of which no more is made than is shown."""
+    writer = reprlib.Repr()
+    writer.maxlevel, writer.maxlist, writer.maxdict = 3, _SHOWN_CHARACTERS, _SHOWN_CHARACTERS
+    writer.maxstring = writer.maxlong = writer.maxother = _SHOWN_CHARACTERS
     try:
-        text = repr(value)
+        text = writer.repr(value)
     except ValueError:  # an integer of more than 4,300 digits
         return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."

@@ -16,6 +16,8 @@ from ramify import validation as check
 from ramify.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_LENGTH, MAX_STOP_STRINGS, Limits, SamplingParams
 
 TokenId = Annotated[int, Field(ge=0, le=check.LARGEST_TOKEN_ID)]
+# The first id that is wrong ends the check: a body may hold millions, and an error for each would fill the memory.
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Empty = Annotated[list[Any], Field(max_length=0)]
 M = TypeVar("M", bound=BaseModel)
 

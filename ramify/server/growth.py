@@ -19,8 +19,9 @@ from ramify.server.choices import check_sound, usage
 from ramify.server.connection import EventStream, client_of, event_of
 from ramify.server.growth_events import GrowthEvent
 from ramify.server.openapi import failures
+from ramify.server.preparing import beside_the_loop, prepared
 from ramify.server.protocol import GrowthRequest
-from ramify.server.service import ServedModel, Service, prepared
+from ramify.server.service import ServedModel, Service
 from ramify.text.codec import TextCodec
 
 
@@ -62,7 +63,8 @@ def growth_routes(service: Service) -> APIRouter:
                 return model.intake.request(body.prompt, params, name)
             return model.intake.chat_request(body.messages or [], params, name)
 
-        request = await prepared(make, len(await http.body()))
+        is_chat = body.messages is not None
+        request = await (beside_the_loop(make) if is_chat else prepared(make, len(await http.body())))
         with ExitStack() as held:
             held.enter_context(service.room_for(1, client_of(http)))
             stream = model.engine.submit(request)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from ramify.sampling_params import MAX_TOKENS, OutputKind, SamplingParams
-from ramify.server.fields import Empty, OpenAIFields, SamplingFields, Strict, TokenId
+from ramify.server.fields import Empty, OpenAIFields, SamplingFields, Strict, TokenIds
 
 _TEXT = {"type": "string"}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -27,7 +27,7 @@ def _prompts(given: object) -> list[str | list[int]]:
 
 
 def _are_ids(given: object) -> bool:
-    return isinstance(given, list) and bool(given) and all(type(token_id) is int for token_id in given)
+    return isinstance(given, list) and set(map(type, given)) == {int}
 
 
 Prompts = Annotated[
@@ -175,11 +175,9 @@ class ChatCompletionRequest(OpenAIFields):
 class GrowthRequest(SamplingFields):
     """Either a prompt or messages."""
 
-    prompt: str | Annotated[list[TokenId], Field(min_length=1)] | None = Field(
-        None, description="A text, or token ids."
-    )
+    prompt: str | Annotated[TokenIds, Field(min_length=1)] | None = Field(None, description="A text, or token ids.")
     messages: Messages | None = Field(None, description="A conversation, rendered by the chat template.")
-    theta_prompt: str | Annotated[list[TokenId], Field(min_length=1)] | None = Field(
+    theta_prompt: str | Annotated[TokenIds, Field(min_length=1)] | None = Field(
         None, description="With two models, what the student sees in place of the prompt, which is the teacher's."
     )
     theta_messages: Messages | None = Field(None, description="The same in place of the messages.")
@@ -225,4 +223,4 @@ class TokenizeRequest(Strict):
 
 class DetokenizeRequest(Strict):
     model: str | None = Field(None, max_length=256, description="A name from `/v1/models`; by default the first.")
-    tokens: list[TokenId] = Field(description="Token ids.")
+    tokens: TokenIds = Field(description="Token ids.")

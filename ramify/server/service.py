@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ramify.drive.async_engine import AsyncEngine
 from ramify.drive.intake import Intake
@@ -20,9 +19,6 @@ from ramify.server.failures import Failure
 
 if TYPE_CHECKING:
     from ramify.async_llm import AsyncLLM  # brings torch
-
-T = TypeVar("T")
-_LONG_CHARACTERS = 20_000  # tokenizing this much takes some ten milliseconds: not in the event loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +132,3 @@ class Service:
             self._prompts_of[client] -= num_prompts
             if not self._prompts_of[client]:
                 del self._prompts_of[client]
-
-
-async def prepared(make: Callable[[], T], characters: int) -> T:
-    """Runs what prepares a request: here if it is quick, in another thread if the text is long."""
-    return make() if characters < _LONG_CHARACTERS else await asyncio.to_thread(make)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from ramify import validation as check
 from ramify.errors import InvalidInputError
 from ramify.server.body import JsonRoute
 from ramify.server.openapi import failures
+from ramify.server.preparing import beside_the_loop, prepared
 from ramify.server.protocol import DetokenizeRequest, TokenizeRequest
 from ramify.server.replies import DetokenizeReply, ModelCard, ModelList, TokenizeReply
-from ramify.server.service import ServedModel, Service, prepared
+from ramify.server.service import ServedModel, Service
 
 
 def model_routes(service: Service) -> APIRouter:
@@ -35,11 +37,12 @@ def model_routes(service: Service) -> APIRouter:
         return _card(service.model(name))
 
     @router.post("/tokenize", response_model=TokenizeReply, responses=failures(400, 401, 404, 413, 503))
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
         """The token ids of a text or a conversation, exactly as a request for samples would have them."""
         model = service.model(body.model)
-        size = len(body.prompt) if body.prompt is not None else 10**6
-        token_ids, texts = await prepared(lambda: _tokens(model, body), size)
+        is_chat = body.messages is not None
+        make = partial(_tokens, model, body)
+        token_ids, texts = await (beside_the_loop(make) if is_chat else prepared(make, len(await http.body())))
         return {
             "tokens": token_ids,
             "token_strs": texts,
@@ -48,13 +51,14 @@ def model_routes(service: Service) -> APIRouter:
         }
 
     @router.post("/detokenize", response_model=DetokenizeReply, responses=failures(400, 401, 404, 413, 503))
-    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+    async def detokenize(body: DetokenizeRequest, http: Request) -> dict[str, Any]:
         """The text of token ids, special tokens written out."""
         model = service.model(body.model)
         check.token_ids("tokens", body.tokens, 2**31, model.intake.vocab_size)
         if model.intake.codec.tokenizer is None:
             raise InvalidInputError("this model has no tokenizer: there is no text")
-        return {"prompt": await prepared(lambda: model.intake.codec.decode(body.tokens), len(body.tokens))}
+        decode = partial(model.intake.codec.decode, body.tokens)
+        return {"prompt": await prepared(decode, len(await http.body()))}
 
     return router
 

@@ -41,6 +41,7 @@ class ChatTemplate:
                 f"the chat template has {len(source)} characters, more than {_MAX_SOURCE_CHARACTERS}"
             )
         self._special_tokens = dict(special_tokens)
+        self._reads_tool_calls = "tool_calls" in source
         self._max_output_characters = max_output_characters
         self._time_limit_seconds = time_limit_seconds
         self._environment = LimitedEnvironment()
@@ -73,11 +74,13 @@ class ChatTemplate:
             raise ChatTemplateError(
                 f"the chat template does not read {', '.join(unknown)}; it reads {', '.join(known) or 'no such names'}"
             )
+        checked = validate_messages(messages)
+        self._check_tool_calls(checked)
         variables = {
             **dict.fromkeys(_ALWAYS_DEFINED),
             **self._special_tokens,
             **{name: plain_data(value, name) for name, value in kwargs.items()},
-            "messages": validate_messages(messages),
+            "messages": checked,
             "add_generation_prompt": bool(add_generation_prompt),
         }
         budget = Budget(max_characters=self._max_output_characters, time_limit_seconds=self._time_limit_seconds)
@@ -100,7 +103,21 @@ class ChatTemplate:
             raise ChatTemplateError("the chat template calls itself too deeply") from None
         except Exception as error:
             # Template code can fail in all the ways in which Python code can.
-            raise ChatTemplateError(f"the chat template failed: {_said(error)}") from None
+            raise ChatTemplateError(f"the chat template failed: {_said(error)}{_without_content(checked)}") from None
+
+    def _check_tool_calls(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Refuses what the template would leave out of the text without a word."""
+        for index, message in enumerate(messages):
+            if message.get("tool_calls") and not self._reads_tool_calls:
+                raise ChatTemplateError(
+                    f"messages[{index}].tool_calls is not supported: this model's chat template has no place for them"
+                )
+
+
+def _without_content(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Which messages have null for a content: what many templates fail at."""
+    empty = [f"messages[{index}].content" for index, message in enumerate(messages) if message.get("content") is None]
+    return f" ({', '.join(empty[:4])} is null)" if empty else ""
 
 
 def _said(error: Exception) -> str:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ramify.errors import InvalidInputError, UnsupportedError
 
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_RESULTS = ("tool", "function")  # a tool may have nothing to say
 _MAX_DEPTH = 64
+_SHOWN_CHARACTERS = 80
 
 
 def validate_messages(messages: object) -> list[dict[str, Any]]:
     """The messages as plain data, each content a text or None; InvalidInputError names what is wrong.
 
-    The text parts of one content are joined by line breaks. Only a message with `tool_calls` may lack `content`. Other
-    keys (name, tool_calls, tool_call_id) are passed on as they are.
+    The text parts of one content are joined by line breaks. Only a message with `tool_calls`, or a tool's, may have
+    none. Other keys (name, tool_calls, tool_call_id) are passed on as they are.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidInputError(f"messages must be a list of messages, not {type(messages).__name__}")
@@ -35,11 +37,14 @@ def _message(message: object, where: str) -> dict[str, Any]:
         raise InvalidInputError(f"{where}.role must be a word of letters, digits, _ and -, not {role!r:.80}")
     if "content" not in message and not message.get("tool_calls"):
         raise InvalidInputError(f"{where}.content is missing")
+    if message.get("content") is None and not message.get("tool_calls") and role not in _RESULTS:
+        raise InvalidInputError(f"{where}.content is null, which only a message with tool_calls may have; send a text")
     checked: dict[str, Any] = {}
     for key, value in message.items():
         if not isinstance(key, str):
             raise InvalidInputError(f"{where} has a key that is no text: {key!r:.80}")
-        checked[key] = _content(value, f"{where}.content") if key == "content" else plain_data(value, f"{where}.{key}")
+        place = f"{where}.{key[:_SHOWN_CHARACTERS]}"
+        checked[key] = _content(value, place) if key == "content" else plain_data(value, place)
     return checked
 
 
@@ -47,7 +52,7 @@ def _content(content: object, where: str) -> str | None:
     if content is None:
         return None
     if isinstance(content, str):
-        return _plain_text(content, where)
+        return _plain_text(content, lambda: where)
     if not isinstance(content, list):
         raise InvalidInputError(f"{where} must be a text, null or a list of parts, not {type(content).__name__}")
     return "\n".join(_part(part, f"{where}[{index}]") for index, part in enumerate(content))
@@ -61,31 +66,52 @@ def _part(part: object, where: str) -> str:
     text = part.get("text")
     if not isinstance(text, str):
         raise InvalidInputError(f"{where}.text must be a text, not {type(text).__name__}")
-    return _plain_text(text, f"{where}.text")
+    return _plain_text(text, lambda: f"{where}.text")
 
 
-def _plain_text(text: str, where: str) -> str:
+def _plain_text(text: str, place: Callable[[], str]) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InvalidInputError(f"{where} has a lone surrogate at position {error.start}") from None
+        raise InvalidInputError(f"{place()} has a lone surrogate at position {error.start}") from None
     # A subclass of str could have methods that a template may call.
     return str.__str__(text)
 
 
-def plain_data(value: object, where: str, depth: int = 0) -> Any:
+def plain_data(value: object, where: str) -> Any:
     """A copy made of JSON's types alone: templates must not get objects that have methods of their own."""
-    if depth > _MAX_DEPTH:
-        raise InvalidInputError(f"{where} is nested more than {_MAX_DEPTH} levels deep")
-    if value is None or type(value) in (bool, int, float):
-        return value
-    if isinstance(value, str):
-        return _plain_text(value, where)
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise InvalidInputError(f"{where} has a key that is no text: {key!r:.80}")
-        return {str.__str__(key): plain_data(inner, f"{where}.{key}", depth + 1) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain_data(inner, f"{where}[{index}]", depth + 1) for index, inner in enumerate(value)]
-    raise InvalidInputError(f"{where} must be made of JSON types, not {type(value).__name__}")
+    return _Copier(where).copy(value)
+
+
+class _Copier:
+    """Copies one value. Where it is inside of it becomes text only when something is wrong: a name may be megabytes."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._path: list[str | int] = []
+
+    def copy(self, value: object) -> Any:
+        if len(self._path) > _MAX_DEPTH:
+            raise InvalidInputError(f"{self._where} is nested more than {_MAX_DEPTH} levels deep")
+        if value is None or type(value) in (bool, int, float):
+            return value
+        if isinstance(value, str):
+            return _plain_text(value, self._place)
+        if isinstance(value, Mapping):
+            for key in value:
+                if not isinstance(key, str):
+                    raise InvalidInputError(f"{self._place()} has a key that is no text: {key!r:.80}")
+            return {str.__str__(key): self._inner(key, inner) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._inner(index, inner) for index, inner in enumerate(value)]
+        raise InvalidInputError(f"{self._place()} must be made of JSON types, not {type(value).__name__}")
+
+    def _inner(self, step: str | int, value: object) -> Any:
+        self._path.append(step)
+        copied = self.copy(value)
+        self._path.pop()
+        return copied
+
+    def _place(self) -> str:
+        steps = (f"[{step}]" if isinstance(step, int) else f".{step[:_SHOWN_CHARACTERS]}" for step in self._path)
+        return self._where + "".join(steps)

@@ -12,6 +12,7 @@ import tokenizers
 
 from ramify.errors import FileFormatError, InvalidInputError
 
+_MANY = 10_000  # characters or ids: some milliseconds of work
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -86,16 +87,21 @@ class Tokenizer:
                 f"text has a lone surrogate at position {error.start}: it is no valid Unicode"
             ) from None
         with backend_panics_become(InvalidInputError, "text cannot be tokenized"):
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+            if len(text) < _MANY:
+                return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            # The same ids, and other threads run meanwhile: `encode` holds the interpreter's lock, a second a megabyte.
+            [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`; ids that name no token give no text, as in `tokenizers`."""
         try:
-            text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+            if len(ids) < _MANY:
+                return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+            [text] = self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
             raise InvalidInputError(f"ids must be token ids (integers from 0 on): {error}") from None
-        return text
+        return str(text)
 
     def id_to_token(self, token_id: int) -> str | None:
         """The vocabulary's spelling of a token; None if there is no such id."""

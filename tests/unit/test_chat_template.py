@@ -333,3 +333,19 @@ def test_nesting_is_bounded() -> None:
     nested.append(nested)
     with pytest.raises(InvalidInputError, match="nested"):
         validate_messages([{"role": "user", "content": "x", "extra": nested}])
+
+
+def test_tool_calls_that_a_template_would_leave_out_are_refused() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", {})
+    calls: list[Any] = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+    ]
+    with pytest.raises(ChatTemplateError, match=r"^messages\[1\]\.tool_calls is not supported"):
+        template.render(calls)
+
+
+def test_a_template_that_fails_at_a_content_of_null_tells_which() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content + m.tool_calls|length|string }}{% endfor %}", {})
+    with pytest.raises(ChatTemplateError, match=r"\(messages\[0\]\.content is null\)$"):
+        template.render([{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}])
