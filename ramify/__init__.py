@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ramify.config import CacheConfig, EngineConfig, MixtureConfig, ModelConfig, SchedulerConfig
     from ramify.documents.managers import ParallelSamplingManager, ParentRequest
     from ramify.documents.manual import BeamSearchManager, BeamState, DiverseSamplingManager
+    from ramify.documents.model_runner import ModelRunner
+    from ramify.documents.sampler import Sampler
     from ramify.drive.async_engine import AsyncEngine, RequestStream
     from ramify.engine.core import EngineCore
     from ramify.engine.metrics import IterationStats
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     )
     from ramify.llm import LLM
     from ramify.models.loader import ModelLoader, get_model_and_tokenizer
-    from ramify.optimal import OptimalOutputs, OptimalSampling
+    from ramify.optimal import OptimalOutputs, OptimalSampling, OptimalSamplingV1
     from ramify.outputs import (
         CompletionOutput,
         FinishReason,
@@ -78,7 +80,7 @@ _HOMES = {
     "ramify.llm": ("LLM",),
     "ramify.engine.metrics": ("IterationStats",),
     "ramify.models.loader": ("ModelLoader", "get_model_and_tokenizer"),
-    "ramify.optimal": ("OptimalOutputs", "OptimalSampling"),
+    "ramify.optimal": ("OptimalOutputs", "OptimalSampling", "OptimalSamplingV1"),
     "ramify.outputs": (
         "CompletionOutput",
         "FinishReason",
@@ -94,6 +96,8 @@ _HOMES = {
     "ramify.sampling_params": ("OutputKind", "SamplingParams", "SamplingStrategy", "SamplingType"),
     "ramify.documents.managers": ("ParallelSamplingManager", "ParentRequest"),
     "ramify.documents.manual": ("BeamSearchManager", "BeamState", "DiverseSamplingManager"),
+    "ramify.documents.model_runner": ("ModelRunner",),
+    "ramify.documents.sampler": ("Sampler",),
     "ramify.engine.search.ranking": ("BestOfNFilter",),
     "ramify.engine.sequence": ("Sequence", "SequenceData", "SequenceStatus"),
 }
@@ -129,8 +133,10 @@ __all__ = [
     "ModelError",
     "ModelLoader",
     "ModelNotFoundError",
+    "ModelRunner",
     "OptimalOutputs",
     "OptimalSampling",
+    "OptimalSamplingV1",
     "OutputKind",
     "ParallelSamplingManager",
     "ParentRequest",
@@ -139,6 +145,7 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "RequestStream",
+    "Sampler",
     "SamplingParams",
     "SamplingStrategy",
     "SamplingType",

@@ -213,6 +213,9 @@ class OptimalSampling:
         self.core.reset_prefix_cache()
 
 
+OptimalSamplingV1 = OptimalSampling  # the name by which its source document knows it
+
+
 def _recipe(preset: object, model_teacher: object, model_theta: object, options: Mapping[str, Any]) -> Recipe:
     """The preset's settings (default: a recipe's own), changed by what the caller says."""
     models = {"model_teacher": model_teacher, "model_theta": model_theta}

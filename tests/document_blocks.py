@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "documents"
-PARALLEL_SAMPLING, FOUNDATIONS, OPTIMAL_SAMPLING = (
+PARALLEL_SAMPLING, TOKEN_SAMPLER, FOUNDATIONS, OPTIMAL_SAMPLING = (
     "1-parallel-sampling.md",
+    "2-token-sampler.md",
     "3-foundations.md",
     "5-optimal-sampling.md",
 )
+IMPORTS = re.compile(r"^from (folovllm|nanovllm|optimal_sampling)[\w.]* import", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ def python_blocks(document: str) -> list[Block]:
                 lead = line
         elif language is None:
             language, lines = line.strip().removeprefix("```"), []
-            assert language in ("python", "bash", ""), f"{document}: is {language!r} Python?"
+            assert language in ("python", "bash", "mermaid", ""), f"{document}: is {language!r} Python?"
         else:
             if language == "python":
                 blocks.append(Block(document, lead, textwrap.dedent("\n".join(lines))))
@@ -60,7 +63,7 @@ def find_block(document: str, line: str, *, lead: str | None = None) -> Block:
 def run_code(code: str, **names: Any) -> dict[str, Any]:
     """Executes a block where these names exist; returns all names afterwards."""
     namespace: dict[str, Any] = dict(names)
-    exec(compile(code.replace("from folovllm import", "from ramify import"), "<document>", "exec"), namespace)
+    exec(compile(IMPORTS.sub("from ramify import", code), "<document>", "exec"), namespace)
     return namespace
 
 
@@ -94,3 +97,5 @@ def _is_python(text: str) -> bool:
 # Needs the weights of a model: tests/e2e/test_documents_loading.py runs it.
 LOADING = find_block(FOUNDATIONS, "def get_model_and_tokenizer(config, device):")
 OPTIMAL_BLOCKS = python_blocks(OPTIMAL_SAMPLING)
+# tests/unit/test_document_two.py runs them.
+TOKEN_SAMPLER_BLOCKS = python_blocks(TOKEN_SAMPLER)

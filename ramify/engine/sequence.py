@@ -209,6 +209,10 @@ class Sequence:
     # -- the documents' names --------------------------------------------------------------------------------
 
     @property
+    def temperature(self) -> float:
+        return self.sampling_params.temperature
+
+    @property
     def prompt_token_ids(self) -> list[int]:
         return self.data.prompt_token_ids
 

@@ -10,6 +10,7 @@ computed, whatever else is in the batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -38,6 +39,12 @@ class NoiseKeys:
     seed_high: Tensor
     child: Tensor
     position: Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, int, int]], device: torch.device) -> NoiseKeys:
+        """From (seed, child, position) of each row."""
+        words = [noise_words(*row) for row in rows]
+        return cls(*torch.tensor(words, dtype=torch.int64, device=device).view(-1, 4, 1).unbind(1))
 
 
 def noise_words(seed: int, child: int, position: int) -> tuple[int, int, int, int]:

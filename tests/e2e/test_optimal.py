@@ -48,7 +48,7 @@ def test_the_documents_examples_run_with_only_import_and_models_changed(
 ) -> None:
     code = OPTIMAL_BLOCKS[number].code
     for old, new in (
-        ("from optimal_sampling import OptimalSamplingV1", "from ramify import OptimalSampling as OptimalSamplingV1"),
+        ("from optimal_sampling import OptimalSamplingV1", "from ramify import OptimalSamplingV1"),
         ("Qwen/Qwen2.5-32B-Instruct", str(folders[0])),
         ("Qwen/Qwen2.5-7B-Instruct", str(folders[1])),
     ):

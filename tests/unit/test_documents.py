@@ -38,6 +38,8 @@ from tests.document_blocks import (
     OPTIMAL_BLOCKS,
     OPTIMAL_SAMPLING,
     PARALLEL_SAMPLING,
+    TOKEN_SAMPLER,
+    TOKEN_SAMPLER_BLOCKS,
     Block,
     find_block,
     python_blocks,
@@ -48,7 +50,7 @@ from tests.document_blocks import (
 )
 
 Test = TypeVar("Test", bound=Callable[..., None])
-EXECUTED: list[Block] = [LOADING, *OPTIMAL_BLOCKS]
+EXECUTED: list[Block] = [LOADING, *TOKEN_SAMPLER_BLOCKS, *OPTIMAL_BLOCKS]
 
 
 def runs(document: str, line: str, *, lead: str | None = None) -> Callable[[Test], Test]:
@@ -312,7 +314,7 @@ NOT_EXECUTED: list[tuple[str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize("document", [PARALLEL_SAMPLING, FOUNDATIONS, OPTIMAL_SAMPLING])
+@pytest.mark.parametrize("document", [PARALLEL_SAMPLING, TOKEN_SAMPLER, FOUNDATIONS, OPTIMAL_SAMPLING])
 def test_every_python_block_is_executed_or_listed_with_a_reason_and_not_both(document: str) -> None:
     listed = [find_block(place, line) for place, line, _ in NOT_EXECUTED]
     accounted = Counter(block for block in [*EXECUTED, *listed] if block.document == document)
