@@ -11,7 +11,7 @@ demo: .venv/.installed
 	$(BIN)/ramify generate "$(PROMPT)" -n 4 --temperature 0.8 --max-tokens 48 --seed 7
 	@echo
 	@echo 'Next: . .venv/bin/activate, and then'
-	@echo '    ramify generate "The best thing about trees is" -n 4'
+	@echo '    ramify generate "The best thing about trees is" -n 4 --temperature 0.8'
 	@echo '    python examples/majority_vote.py'
 
 test: .venv/.installed-dev

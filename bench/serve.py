@@ -42,7 +42,16 @@ PROMPTS = [
 @contextmanager
 def server() -> Iterator[str]:
     """`ramify serve` as a user starts it, and the address it prints."""
-    command = [sys.executable, "-c", "from ramify.cli import main; main()", "serve", "--port", "0"]
+    command = [
+        sys.executable,
+        "-c",
+        "from ramify.cli import main; main()",
+        "serve",
+        "--port",
+        "0",
+        "--generation-config",
+        "none",
+    ]
     process = subprocess.Popen(
         [*command, "--no-enable-prefix-caching"],
         stderr=subprocess.PIPE,

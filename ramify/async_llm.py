@@ -37,6 +37,7 @@ class AsyncLLM:
         self.tokenizer = built.codec.tokenizer
         self.codec = built.codec
         self.intake = built.intake
+        self.generation_defaults = built.intake.defaults
         self.engine = AsyncEngine(built.core)
         # Without it, an AsyncLLM dropped without shutdown would keep its thread and memory for ever.
         self._finalizer = weakref.finalize(self, self.engine.stop)
@@ -54,7 +55,7 @@ class AsyncLLM:
         A bad prompt or parameter raises here. A slow reader gets several tokens in one output. Closing the stream
         (`aclose`, cancellation, or just dropping it) aborts the request.
         """
-        params = SamplingParams() if sampling_params is None else sampling_params
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         return self.engine.submit(self.intake.request(prompt, params, request_id, priority=priority))
 
     def chat(
@@ -70,13 +71,17 @@ class AsyncLLM:
         """As `generate`, for a conversation, which the model's chat template turns into a prompt."""
         request = self.intake.chat_request(
             messages,
-            SamplingParams() if sampling_params is None else sampling_params,
+            self.get_default_sampling_params() if sampling_params is None else sampling_params,
             request_id,
             add_generation_prompt=add_generation_prompt,
             chat_template_kwargs=chat_template_kwargs,
             priority=priority,
         )
         return self.engine.submit(request)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` and `chat` draw with where none are given: the model's recommendation, as in `LLM`."""
+        return self.generation_defaults.params()
 
     def abort(self, request_id: str) -> None:
         """Ends a request; its reader gets what there is, with finish_reason "abort"."""

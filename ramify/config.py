@@ -18,6 +18,7 @@ Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 PreemptionMode = Literal["recompute", "swap"]
 LogprobsMode = Literal["raw", "processed"]
+GenerationConfig = Literal["auto", "none"]
 AlphaMethod = Literal["kl_symmetry", "fixed", "entropy", "ess_balance"]
 
 _GPU = re.compile(r"cuda:(0|[1-9][0-9]{0,2})")
@@ -50,6 +51,10 @@ class ModelConfig:
         default="raw", metadata={"help": "raw: the model's own; processed: what was drawn from"}
     )
     enforce_eager: bool = field(default=False, metadata={"help": "no CUDA graphs; on a CPU no compiled kernels"})
+    generation_config: GenerationConfig = field(
+        default="auto",
+        metadata={"help": "auto: sample as the checkpoint recommends, unless told otherwise; none: as it is"},
+    )
     seed: int = field(default=0, metadata={"help": "the engine's seed, for requests that bring none"})
 
     def __post_init__(self) -> None:
@@ -64,6 +69,7 @@ class ModelConfig:
         check.integer("max_logprobs", self.max_logprobs, 0)
         check.choice("logprobs_mode", self.logprobs_mode, get_args(LogprobsMode))
         check.boolean("enforce_eager", self.enforce_eager)
+        check.choice("generation_config", self.generation_config, get_args(GenerationConfig))
         check.integer("seed", self.seed, SEED_LOW, SEED_HIGH)
 
     def resolve_max_model_len(self, checkpoint_len: int | None) -> int:
@@ -212,6 +218,7 @@ class EngineOptions(TypedDict, total=False):
     max_logprobs: int
     logprobs_mode: LogprobsMode
     enforce_eager: bool
+    generation_config: GenerationConfig
     seed: int
     block_size: int
     num_kv_blocks: int | None

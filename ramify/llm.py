@@ -39,6 +39,7 @@ class LLM:
         self.tokenizer = engine.codec.tokenizer
         self.architecture = engine.decoders[0].arch
         self.max_model_len = engine.max_model_len
+        self.generation_defaults = engine.intake.defaults
         self._codec = engine.codec
         self._intake = engine.intake
         self._decoder = engine.decoders[0]
@@ -91,6 +92,14 @@ class LLM:
         ]
         return self._run(requests, use_tqdm=use_tqdm)
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` and `chat` draw with where none are given: the model's recommendation.
+
+        It comes from the checkpoint's generation_config.json, or its GGUF metadata; with `generation_config="none"`
+        it is SamplingParams().
+        """
+        return self.generation_defaults.params()
+
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -123,16 +132,22 @@ class LLM:
             messages, add_generation_prompt=add_generation_prompt, chat_template_kwargs=chat_template_kwargs
         )
 
-    def stream_generate(self, prompt: Prompt, sampling_params: SamplingParams) -> Generator[RequestOutput]:
+    def stream_generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Generator[RequestOutput]:
         """Outputs of one prompt as they come, as `sampling_params.output_kind` says."""
         self._check_weights()
-        for outputs in steps(self.core, [self._intake.request(prompt, sampling_params)]):
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        for outputs in steps(self.core, [self._intake.request(prompt, params)]):
             yield from outputs
 
-    def stream_chat(self, messages: Sequence[Message], sampling_params: SamplingParams) -> Generator[RequestOutput]:
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Generator[RequestOutput]:
         """Outputs of one conversation as they come, as `sampling_params.output_kind` says."""
         self._check_weights()
-        for outputs in steps(self.core, [self._intake.chat_request(messages, sampling_params)]):
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        for outputs in steps(self.core, [self._intake.chat_request(messages, params)]):
             yield from outputs
 
     # -- the engine's state ----------------------------------------------------------------------------------
@@ -164,7 +179,8 @@ class LLM:
     def _params_for(
         self, prompts: Sequence[Any], given: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[SamplingParams]:
-        params = one_for_each("sampling_params", SamplingParams() if given is None else given, prompts, SamplingParams)
+        given = self.get_default_sampling_params() if given is None else given
+        params = one_for_each("sampling_params", given, prompts, SamplingParams)
         for each in params:
             self._intake.check_params(each)
         return params

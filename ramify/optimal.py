@@ -139,6 +139,10 @@ class OptimalSampling:
         self.recipe = _recipe(preset, model_teacher, model_theta, options)
         self.mixture_config = MixtureConfig(**self.recipe.mixture_options())
         engine_options: Any = {name: value for name, value in options.items() if name not in RECIPE_OPTIONS}
+        if engine_options.get("generation_config", "none") != "none":
+            raise InvalidInputError(
+                "generation_config must be 'none' for two models: what one recommends says nothing of their mixture"
+            )
         engine = build_pair(
             EngineConfig.from_options(model=self.recipe.model_teacher, **engine_options),
             EngineConfig.from_options(model=self.recipe.model_theta, **engine_options),

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ramify.cli.messages import say
-from ramify.cli.options import ENGINE_FLAGS, SAMPLING_FIELDS, chosen, flags_of, with_flags
+from ramify.cli.options import ENGINE_FLAGS, chosen, flags_of, made, with_flags
+from ramify.cli.recommendation import completed, said_fields, sampling_flags
 from ramify.sampling_params import OutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from ramify.llm import LLM
 
 ENGINE = flags_of(ENGINE_FLAGS, "Engine")
-# Shown to people: longer and calmer than the library's bare defaults.
-SAMPLING = flags_of(SAMPLING_FIELDS, "Sampling", {"max_tokens": 512, "temperature": 0.7, "top_p": 0.9})
+# Shown to people: longer than the library's bare default.
+SAMPLING = sampling_flags({"max_tokens": 512})
 
 
 @with_flags(SAMPLING, ENGINE)
@@ -26,10 +27,11 @@ def chat(
     **values: Any,
 ) -> None:
     """Talk with the model; an empty line or Ctrl-D ends, Ctrl-C stops an answer."""
+    made(SamplingParams, values, said_fields(values), output_kind=OutputKind.DELTA)  # refuses before anything is loaded
     from ramify.llm import LLM
 
-    params = SamplingParams(**chosen(values, SAMPLING_FIELDS), output_kind=OutputKind.DELTA)
     llm = LLM(say=say, **chosen(values, ENGINE_FLAGS))
+    params = completed(llm, values, output_kind=OutputKind.DELTA)
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     interactive = sys.stdin.isatty()
     while True:

@@ -17,8 +17,8 @@ from ramify.errors import InvalidInputError
 
 RECIPE_FIELDS = fields(Recipe)
 RECIPE = override_flags_of(RECIPE_FIELDS, "Recipe (default: what the preset says)")
-# The recipe names both models.
-ENGINE_FIELDS = tuple(field for field in ENGINE_FLAGS if field.name != "model")
+# The recipe names both models, and says how to draw from them.
+ENGINE_FIELDS = tuple(field for field in ENGINE_FLAGS if field.name not in {"model", "generation_config"})
 ENGINE = flags_of(ENGINE_FIELDS, "Engine")
 MOST_SHOWN = 10
 

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from ramify.cli.as_json import as_json
 from ramify.cli.messages import say, say_error
-from ramify.cli.options import ENGINE_FLAGS, SAMPLING_FIELDS, flag_of, flags_of, made, with_flags
+from ramify.cli.options import ENGINE_FLAGS, flag_of, flags_of, made, with_flags
+from ramify.cli.recommendation import completed, said_fields, sampling_flags
 from ramify.errors import InvalidInputError
 from ramify.sampling_params import OutputKind, SamplingParams, SamplingStrategy, SamplingType
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 ENGINE = flags_of(ENGINE_FLAGS, "Engine")
 # Shown to people: longer than the library's bare default.
-SAMPLING = flags_of(SAMPLING_FIELDS, "Sampling", {"max_tokens": 64})
+SAMPLING = sampling_flags({"max_tokens": 64})
 LARGEST_SEED = 2**32 - 1  # of those drawn here: short enough to be typed again
 
 
@@ -42,14 +43,15 @@ def generate(
 ) -> None:
     """Continue prompts, samples side by side."""
     _check_view(json_lines=json_lines, plain=plain, values=values)
-    params = made(SamplingParams, values, SAMPLING_FIELDS)
-    draws_seed = params.seed is None and _uses_seed(params)
-    if draws_seed:
-        params = replace(params, seed=secrets.randbelow(LARGEST_SEED + 1))
+    made(SamplingParams, values, said_fields(values))  # refuses what is wrong before anything is loaded
     texts = _prompt_texts(prompts or ["-"])
     from ramify.llm import LLM  # torch takes a moment: what is wrong above is told without it
 
     llm = made(LLM, values, ENGINE_FLAGS, say=say)
+    params = completed(llm, values)
+    draws_seed = params.seed is None and _uses_seed(params)
+    if draws_seed:
+        params = replace(params, seed=secrets.randbelow(LARGEST_SEED + 1))
     if plain and len(texts) == 1 and not params.requires_parallel_sampling():
         error = _stream(llm, texts[0], params)
     else:

@@ -53,13 +53,14 @@ def flags_of(
 
 def override_flags_of(some: Iterable[Field[Any]], panel: str) -> list[inspect.Parameter]:
     """As flags_of, but a flag that is left out is None, so that the preset's value stays."""
-    return [flag.replace(default=None, annotation=_optional(flag.annotation)) for flag in flags_of(some, panel)]
+    return [optional(flag) for flag in flags_of(some, panel)]
 
 
-def _optional(annotation: Any) -> Any:
-    kind, option = get_args(annotation)
-    option.show_default = False
-    return Annotated[kind | None, option]
+def optional(flag: inspect.Parameter, shown: str | bool = False) -> inspect.Parameter:
+    """The flag, None if it is left out; `shown` is what the help says of that."""
+    kind, option = get_args(flag.annotation)
+    option.show_default = shown
+    return flag.replace(default=None, annotation=Annotated[kind | None, option])
 
 
 def with_flags(*panels: list[inspect.Parameter]) -> Callable[[Callable[..., None]], Callable[..., None]]:

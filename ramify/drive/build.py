@@ -46,7 +46,9 @@ class Engine(Generic[Kind]):
 
 
 def build_engine(config: EngineConfig, say: Callable[[str], None]) -> Engine[Intake]:
-    decoder, tokenizer = ModelLoader(config, say).load_model_and_tokenizer()
+    loader = ModelLoader(config, say)
+    defaults = loader.load_generation_defaults()
+    decoder, tokenizer = loader.load_model_and_tokenizer()
     codec = TextCodec(tokenizer)
     max_model_len = config.model_config.resolve_max_model_len(decoder.arch.max_position_embeddings)
     core = _assemble(
@@ -62,6 +64,7 @@ def build_engine(config: EngineConfig, say: Callable[[str], None]) -> Engine[Int
         vocab_size=decoder.arch.vocab_size,
         max_logprobs=config.model_config.max_logprobs,
         check_request=core.check,
+        defaults=defaults,
     )
     return Engine(config, (decoder,), codec, core, intake, max_model_len)
 

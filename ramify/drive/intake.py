@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 from ramify import validation as check
 from ramify.engine.request import Request
 from ramify.errors import InvalidInputError
+from ramify.models.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from ramify.sampling_params import SamplingParams
 from ramify.text.codec import Message, TextCodec
 
@@ -27,7 +28,8 @@ Prompt = str | Sequence[int] | TextPrompt | TokenPrompt
 class Intake:
     """Makes requests for one model; a bad prompt or parameter raises here, before the engine sees it.
 
-    `check_request` raises if the engine could never serve the request. Safe to call from several threads.
+    `check_request` raises if the engine could never serve the request; `defaults` are what the model recommends where
+    a caller does not say how to draw. Safe to call from several threads.
     """
 
     def __init__(
@@ -37,8 +39,10 @@ class Intake:
         vocab_size: int,
         max_logprobs: int,
         check_request: Callable[[Request], None],
+        defaults: GenerationDefaults = NO_DEFAULTS,
     ) -> None:
         self.codec = codec
+        self.defaults = defaults
         self.vocab_size = vocab_size
         self.max_logprobs = max_logprobs
         self._check_request = check_request

@@ -8,10 +8,17 @@ import torch
 
 from ramify.config import EngineConfig, ModelConfig
 from ramify.errors import InvalidInputError, ModelError
-from ramify.models import source, weights
+from ramify.models import embedded, source, weights
 from ramify.models.decoder import Decoder
+from ramify.models.generation_defaults import (
+    CONFIG_FILE,
+    NO_DEFAULTS,
+    GenerationDefaults,
+    defaults_from_config,
+    defaults_from_gguf,
+)
 from ramify.models.gguf_checkpoint import GGUFCheckpoint
-from ramify.models.st_file import SafetensorsCheckpoint, read_architecture
+from ramify.models.st_file import SafetensorsCheckpoint, read_architecture, read_json
 from ramify.text.gguf_tokenizer import tokenizer_from_gguf
 from ramify.text.tokenizer import Tokenizer
 from ramify.text.tokenizer_folder import load_folder
@@ -70,6 +77,18 @@ class ModelLoader:
             return tokenizer_from_gguf(self._gguf.metadata)
         named = any((self.path / name).exists() for name in TOKENIZER_FILES)
         return load_folder(self.path) if named else None
+
+    def load_generation_defaults(self) -> GenerationDefaults:
+        """What the checkpoint recommends; nothing if it says nothing, or if generation_config is "none"."""
+        if self.config.generation_config == "none":
+            return NO_DEFAULTS
+        if self._gguf is None:
+            path = self.path / CONFIG_FILE
+            return defaults_from_config(read_json(path)) if path.exists() else NO_DEFAULTS
+        said = defaults_from_gguf(self._gguf.metadata)
+        if not said and self.config.model == embedded.NAME:
+            return GenerationDefaults(embedded.RECOMMENDED, f"the model card of {embedded.NAME}")
+        return said
 
     def _dtype(self, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
         """auto: float32 on a CPU; on a GPU bfloat16 if it has that, else float16, unless the checkpoint is float32."""

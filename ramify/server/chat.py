@@ -30,7 +30,7 @@ def chat_routes(service: Service) -> APIRouter:
     async def create_chat_completion(body: ChatCompletionRequest, http: Request) -> Response:
         """Answers a conversation, rendered by the model's chat template."""
         model = service.model(body.model)
-        params = body.params()
+        params = body.params(model.intake.defaults)
         service.check_samples(1, params)
         if body.chat_template is not None and not service.config.allow_chat_template:
             raise Failure(

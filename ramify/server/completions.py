@@ -29,7 +29,7 @@ def completion_routes(service: Service) -> APIRouter:
     async def create_completion(body: CompletionRequest, http: Request) -> Response:
         """Continues one prompt or several: sampled, ranked, by beam search, plainly or as a stream."""
         model = service.model(body.model)
-        params = body.params()
+        params = body.params(model.intake.defaults)
         service.check_samples(len(body.prompt), params)
         name = f"cmpl-{uuid.uuid4().hex}"
 

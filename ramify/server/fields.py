@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
 from ramify import validation as check
+from ramify.models.generation_defaults import RECOMMENDED_FIELDS, GenerationDefaults
 from ramify.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_LENGTH, MAX_STOP_STRINGS, Limits, SamplingParams
 
 TokenId = Annotated[int, Field(ge=0, le=check.LARGEST_TOKEN_ID)]
@@ -74,6 +75,8 @@ def _description(option: dataclasses.Field[Any]) -> str:
     """The help text of the field's flag as a sentence, with the default (which the command line shows by itself)."""
     said = option.metadata["help"]
     default = "" if option.default is None else f"; by default {json.dumps(option.default)}"
+    if option.name in RECOMMENDED_FIELDS:
+        default += " unless the model recommends another value"
     return f"{said[0].upper()}{said[1:]}{default}."
 
 
@@ -95,12 +98,12 @@ class SamplingFields(Strict):
         """The fields of SamplingParams that the client set, as they came."""
         return {option.name: value for option in SHARED if (value := getattr(self, option.name)) is not None}
 
-    def sampling_params(self, **own: Any) -> SamplingParams:
-        """What the client set, and what the route itself says; to a route None is a value."""
+    def sampling_params(self, defaults: GenerationDefaults, **own: Any) -> SamplingParams:
+        """What the client set, and what the route itself says; to a route None is a value. The model says the rest."""
         given = self.given()
         if "logit_bias" in given:
             given["logit_bias"] = {int(token_id): bias for token_id, bias in given["logit_bias"].items()}
-        return SamplingParams(**{**given, **own})
+        return defaults.params({**given, **own})
 
 
 class StreamOptions(Strict):

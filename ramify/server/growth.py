@@ -46,7 +46,7 @@ def growth_routes(service: Service) -> APIRouter:
     async def stream_growth(body: GrowthRequest, http: Request) -> Response:
         """Samples one prompt or conversation and tells every step: tokens, alternatives, living beams, scores."""
         model = service.model(body.model)
-        params = body.params()
+        params = body.params(model.intake.defaults)
         service.check_samples(1, params)
         name = f"growth-{uuid.uuid4().hex}"
 

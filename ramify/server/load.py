@@ -16,7 +16,10 @@ Say = Callable[[str], None]
 
 
 def load_model(model: str, options: Mapping[str, Any], name: str | None, say: Say) -> ServedModel:
-    return ServedModel.of(AsyncLLM(model, say=say, **options), name)
+    llm = AsyncLLM(model, say=say, **options)
+    if llm.generation_defaults:
+        say(f"Requests that leave it open get {llm.generation_defaults}; --generation-config none leaves that out")
+    return ServedModel.of(llm, name)
 
 
 def load_pair(

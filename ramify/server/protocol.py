@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
+from ramify.models.generation_defaults import GenerationDefaults
 from ramify.sampling_params import MAX_TOKENS, OutputKind, SamplingParams
 from ramify.server.fields import Empty, OpenAIFields, SamplingFields, Strict, TokenIds
 
@@ -104,13 +105,14 @@ class CompletionRequest(OpenAIFields):
             raise ValueError("theta_prompt must have one entry for each prompt")
         return self
 
-    def params(self) -> SamplingParams:
+    def params(self, defaults: GenerationDefaults) -> SamplingParams:
         prompt_logprobs = self.prompt_logprobs
         if self.echo and self.logprobs is not None:
             prompt_logprobs = max(self.logprobs, prompt_logprobs or 0)
         elif self.max_tokens == 0 and prompt_logprobs is None:
             prompt_logprobs = 0  # nothing is drawn: SamplingParams takes that with prompt_logprobs alone
         return self.sampling_params(
+            defaults,
             max_tokens=16 if self.max_tokens is None else self.max_tokens,
             logprobs=self.logprobs,
             prompt_logprobs=prompt_logprobs,
@@ -164,8 +166,9 @@ class ChatCompletionRequest(OpenAIFields):
             raise ValueError("top_logprobs needs logprobs to be true")
         return self
 
-    def params(self) -> SamplingParams:
+    def params(self, defaults: GenerationDefaults) -> SamplingParams:
         return self.sampling_params(
+            defaults,
             max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             output_kind=OutputKind.DELTA if self.stream else OutputKind.FINAL_ONLY,
@@ -194,8 +197,9 @@ class GrowthRequest(SamplingFields):
             raise ValueError("theta_prompt goes with prompt, and theta_messages with messages")
         return self
 
-    def params(self) -> SamplingParams:
+    def params(self, defaults: GenerationDefaults) -> SamplingParams:
         return self.sampling_params(
+            defaults,
             max_tokens=16 if self.max_tokens is None else self.max_tokens,
             logprobs=self.top_logprobs,
             output_kind=OutputKind.GROWTH,

@@ -118,12 +118,24 @@ class MixedModels(Reply):
     theta: str = Field(description="The student.")
 
 
+class DefaultSamplingParams(Reply):
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    source: str | None = Field(description="Who recommends them; null: nobody, and they change nothing.")
+
+
 class ModelCard(Reply):
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int = Field(description="Longest prompt and output together, in tokens.")
+    default_sampling_params: DefaultSamplingParams = Field(
+        description="What a request draws with where it does not say; a beam search takes none of them."
+    )
     mixture: MixedModels | None = Field(None, description="Of two models mixed into one: which.")
 
 

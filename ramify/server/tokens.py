@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 
 from ramify import validation as check
 from ramify.errors import InvalidInputError
+from ramify.models.generation_defaults import RECOMMENDED_FIELDS, GenerationDefaults
 from ramify.server.body import JsonRoute
 from ramify.server.openapi import failures
 from ramify.server.preparing import beside_the_loop, prepared
@@ -70,8 +71,14 @@ def _card(model: ServedModel) -> dict[str, Any]:
         "created": model.created,
         "owned_by": "ramify",
         "max_model_len": model.max_model_len,
+        "default_sampling_params": _defaults(model.intake.defaults),
         **({} if model.mixed is None else {"mixture": dict(zip(("teacher", "theta"), model.mixed, strict=True))}),
     }
+
+
+def _defaults(defaults: GenerationDefaults) -> dict[str, Any]:
+    params = defaults.params()
+    return {**{name: getattr(params, name) for name in RECOMMENDED_FIELDS}, "source": defaults.source or None}
 
 
 def _tokens(model: ServedModel, body: TokenizeRequest) -> tuple[list[int], list[str]]:

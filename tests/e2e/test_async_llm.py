@@ -17,7 +17,7 @@ from ramify import LLM, AsyncLLM, ChatTemplateError, EngineClosedError, InvalidI
 PROMPTS = ["Once upon a time", "The capital of France is", "One, two, three,"]
 MESSAGES = [{"role": "user", "content": "Name a colour."}]
 PARAMS: dict[str, Any] = {"n": 2, "seed": 3, "max_tokens": 8}
-OPTIONS: dict[str, Any] = {"num_kv_blocks": 256}
+OPTIONS: dict[str, Any] = {"num_kv_blocks": 256, "generation_config": "none"}
 
 pytestmark = pytest.mark.usefixtures("default_gguf")
 

@@ -49,6 +49,18 @@ def test_json_is_one_object_a_line_and_repeats_under_a_seed() -> None:
 
 
 @pytest.mark.usefixtures("default_gguf")
+def test_the_models_recommendation_is_used_and_told_once() -> None:
+    arguments = ["generate", "The capital of France is", "-n", "2", "--seed", "3", "--max-tokens", "8", "--json"]
+    silent = ramify(*arguments, columns=200)
+    assert silent.stderr.count("temperature 0.2, top_p 0.9 (from the model card of smollm2-135m)") == 1
+    assert "2 samples at temperature 0.2 are much alike" in silent.stderr
+    assert silent.stdout == ramify(*arguments, "--temperature", "0.2", "--top-p", "0.9").stdout
+    plain = ramify(*arguments, "--generation-config", "none")
+    assert "temperature" not in plain.stderr
+    assert plain.stdout != silent.stdout
+
+
+@pytest.mark.usefixtures("default_gguf")
 def test_a_prompt_may_come_from_standard_input() -> None:
     done = ramify("generate", "--json", "--temperature", "0", "--max-tokens", "3", stdin="The capital of France is")
     assert json.loads(done.stdout)["outputs"][0]["text"] == " Paris.\n"

@@ -23,7 +23,7 @@ PROMPT = "The best thing about living near the sea is"
 
 @pytest.fixture(scope="module")
 def llm() -> AsyncLLM:
-    return AsyncLLM(max_model_len=512)
+    return AsyncLLM(max_model_len=512, generation_config="none")
 
 
 @pytest.fixture(scope="module")

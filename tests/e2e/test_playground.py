@@ -28,7 +28,7 @@ LONG = 60_000  # milliseconds that a busy machine may take for one search
 
 @pytest.fixture(scope="module")
 def llm() -> AsyncLLM:
-    return AsyncLLM(max_model_len=1024)
+    return AsyncLLM(max_model_len=1024, generation_config="none")
 
 
 @pytest.fixture(scope="module")

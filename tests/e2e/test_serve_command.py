@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +23,9 @@ import pytest
 from tests.conftest import CheckpointMaker
 
 LONG = {"prompt": [5, 6, 7], "max_tokens": 500, "ignore_eos": True, "stream": True, "return_token_ids": True}
+
+
+BEAMS = {"strategy": "beam_search", "beam_width": 2, "seed": None}
 
 
 class Process:
@@ -82,6 +86,31 @@ def test_sigterm_ends_an_idle_server_with_status_0(folder: Path) -> None:
         assert card["id"] == folder.name, "clients learn a name, not a path"
         status, said = server.end(signal.SIGTERM)
     assert [status, said] == [0, ""]
+
+
+def test_the_models_recommendation_is_told_and_used(folder: Path, tmp_path: Path) -> None:
+    recommending = tmp_path / "recommending"
+    shutil.copytree(folder, recommending)
+    (recommending / "generation_config.json").write_text('{"temperature": 0.4, "top_k": 5}')
+    asked = {"prompt": [5, 6, 7], "max_tokens": 12, "seed": 3, "return_token_ids": True}
+    with process(*model(recommending)) as server:
+        url = server.url()
+        assert "get temperature 0.4, top_k 5 (from generation_config.json)" in "".join(server.said)
+        [card] = httpx.get(f"{url}/v1/models").json()["data"]
+        assert card["default_sampling_params"] == {
+            "temperature": 0.4,
+            "top_p": 1.0,
+            "top_k": 5,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "source": "generation_config.json",
+        }
+        silent, said, other, beams = (
+            httpx.post(f"{url}/v1/completions", json={**asked, **more}).json()["choices"][0]["token_ids"]
+            for more in ({}, {"temperature": 0.4, "top_k": 5}, {"temperature": 1, "top_k": -1}, BEAMS)
+        )
+        assert silent == said != other
+        assert len(beams) == 12, "a beam search takes no temperature, and nobody sent one"
 
 
 def test_ctrl_c_does_so_too_and_the_key_may_come_from_the_environment(folder: Path) -> None:

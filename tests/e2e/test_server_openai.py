@@ -26,7 +26,7 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    app = create_app(AsyncLLM(num_kv_blocks=512), ServerConfig(api_key="sesame"))
+    app = create_app(AsyncLLM(num_kv_blocks=512, generation_config="none"), ServerConfig(api_key="sesame"))
     with serving(app) as address:
         yield address
 

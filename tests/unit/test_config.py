@@ -40,6 +40,7 @@ def test_every_option_has_its_documented_default() -> None:
         "max_logprobs": 20,
         "logprobs_mode": "raw",
         "enforce_eager": False,
+        "generation_config": "auto",
         "seed": 0,
         "block_size": 16,
         "num_kv_blocks": None,

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from ramify.cli.options import NOT_FLAGS, SAMPLING_FIELDS
 from ramify.errors import InvalidInputError
+from ramify.models.generation_defaults import NO_DEFAULTS
 from ramify.sampling_params import SamplingParams
 from ramify.server.fields import BY_ROUTE, DIFFERENT, NOT_SENT, SHARED, SamplingFields
 from ramify.server.protocol import CompletionRequest
@@ -98,12 +99,13 @@ def test_stop_is_a_text_or_texts_within_the_same_limits(value: object) -> None:
 @pytest.mark.parametrize("count", LENGTHS)
 def test_a_logit_bias_has_as_many_entries_with_its_ids_as_text(count: int) -> None:
     assert server_takes("logit_bias", {str(token_id): 1.0 for token_id in range(count)}) == (count <= 1_024)
-    assert SamplingFields.model_validate({"logit_bias": {"7": -1}}).sampling_params().logit_bias == {7: -1}
+    sent = SamplingFields.model_validate({"logit_bias": {"7": -1}})
+    assert sent.sampling_params(NO_DEFAULTS).logit_bias == {7: -1}
 
 
 @pytest.mark.parametrize("name", sorted(TYPES))
 def test_null_is_the_same_as_leaving_a_field_out(name: str) -> None:
-    assert SamplingFields.model_validate({name: None}).sampling_params() == SamplingParams()
+    assert SamplingFields.model_validate({name: None}).sampling_params(NO_DEFAULTS) == SamplingParams()
 
 
 def test_the_reference_says_what_the_command_line_says() -> None:
