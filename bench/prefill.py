@@ -23,7 +23,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from gpu import COMMON, SHAPES, engine  # type: ignore[import-not-found]
+from gpu import engine  # type: ignore[import-not-found]
+from gpu_workloads import COMMON, SHAPES  # type: ignore[import-not-found]
 
 from ramify import LLM, SamplingParams
 

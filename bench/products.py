@@ -29,7 +29,7 @@ from triton.runtime.errors import OutOfResources
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from gpu import COMMON, SHAPES  # type: ignore[import-not-found]
+from gpu_workloads import COMMON, SHAPES  # type: ignore[import-not-found]
 
 from ramify.gpu import products
 from ramify.gpu.kernels.activation import silu_and_multiply

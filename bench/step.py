@@ -22,7 +22,8 @@ from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from gpu import SHAPES, engine  # type: ignore[import-not-found]
+from gpu import engine  # type: ignore[import-not-found]
+from gpu_workloads import SHAPES  # type: ignore[import-not-found]
 
 from ramify import SamplingParams
 from ramify.device.step import DeviceStep

@@ -1,0 +1,164 @@
+"""The workloads for one GPU, by name, and the public shapes whose random weights they run on."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ramify import SamplingParams
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 151_936,
+    "rope_theta": 1_000_000,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 40_960,
+    "bos_token_id": 151_643,
+    "eos_token_id": 151_645,
+}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.6B": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "attention_bias": False,
+    },
+    "1.5B": {
+        **QWEN2,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+    },
+    "3B": {
+        **QWEN2,
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+    },
+    "7B": {
+        **QWEN2,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152_064,
+        "tie_word_embeddings": False,
+    },
+}
+# Put into any of these shapes, it makes a model that runs anywhere in no time: to see that a benchmark works.
+REHEARSAL: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 2_048,
+    "eos_token_id": 511,
+    "bos_token_id": 510,
+    "torch_dtype": "float32",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuWorkload:
+    """num_prompts prompts and outputs with lengths in these ranges, n samples each; tokens/s of vLLM, floor and goals.
+
+    If the model is a pair, both models see the same prompts, and vLLM has nothing to compare with. None: not known.
+    """
+
+    name: str
+    model: str
+    num_prompts: int
+    lengths: tuple[int, int]
+    n: int
+    outputs: tuple[int, int]
+    params: dict[str, Any]
+    vllm: float | None
+    floor: float | None
+    goal: float | None
+    then: float | None
+    largest_id: int = 150_000
+
+    def requests(self) -> tuple[list[list[int]], list[SamplingParams]]:
+        numbers = random.Random(0)
+        prompts, params = [], []
+        for index in range(self.num_prompts):
+            length = numbers.randint(*self.lengths)
+            prompts.append([numbers.randint(100, self.largest_id) for _ in range(length)])
+            seeded = {**self.params, "seed": index} if self.params.get("seed") is not None else self.params
+            params.append(
+                SamplingParams(
+                    n=self.n, max_tokens=numbers.randint(*self.outputs), ignore_eos=True, detokenize=False, **seeded
+                )
+            )
+        return prompts, params
+
+    def rehearsed(self) -> GpuWorkload:
+        """The same in miniature: so many prompts and samples, lengths a sixteenth, at most eight samples a prompt."""
+        lengths, outputs = ((low // 16, high // 16) for low, high in (self.lengths, self.outputs))
+        return replace(
+            self,
+            lengths=lengths,
+            outputs=outputs,
+            n=min(self.n, 8),
+            largest_id=REHEARSAL["vocab_size"] - 1,
+            vllm=None,
+            floor=None,
+            goal=None,
+            then=None,
+        )
+
+
+_FILTERS = {"temperature": 0.8, "top_k": 50, "top_p": 0.9}
+_W = GpuWorkload
+PAIR = "3B+1.5B"
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        _W("mixed256", "0.6B", 256, (100, 1024), 1, (100, 1024), {"temperature": 0.6}, 24_500, 31_800, 22_000, 26_000),
+        _W("plain256", "0.6B", 256, (128, 128), 1, (256, 256), {"temperature": 0.8}, 38_400, 84_000, 50_000, 67_000),
+        _W("filters256", "0.6B", 256, (128, 128), 1, (256, 256), _FILTERS, 33_800, 84_000, 50_000, 65_000),
+        _W(
+            "seeded256", "0.6B", 256, (128, 128), 1, (256, 256), {**_FILTERS, "seed": 0}, 34_700, 84_000, 50_000, 65_000
+        ),
+        _W(
+            "logprobs256",
+            "0.6B",
+            256,
+            (128, 128),
+            1,
+            (256, 256),
+            {"temperature": 0.8, "logprobs": 5},
+            19_900,
+            84_000,
+            40_000,
+            60_000,
+        ),
+        _W("fan1x256@8k", "1.5B", 1, (8192, 8192), 256, (256, 256), {}, 17_500, 83_000, 40_000, 62_000),
+        _W("fan8x32@2k", "1.5B", 8, (2048, 2048), 32, (256, 256), {}, 35_600, 100_000, 52_000, 75_000),
+        _W("fan64x8@512", "1.5B", 64, (512, 512), 8, (256, 256), {}, 44_400, 120_000, 62_000, 90_000),
+        _W("student32", "1.5B", 32, (128, 128), 1, (512, 512), {"temperature": 0.8}, 13_400, 22_400, 15_500, 18_500),
+        _W("teacher32", "3B", 32, (128, 128), 1, (512, 512), {}, 9_570, 13_700, 10_500, 12_000),
+        _W("teacher1", "3B", 1, (128, 128), 1, (512, 512), {}, 334, 486, 370, 430),
+        _W("optimal32", PAIR, 32, (128, 128), 1, (512, 512), {"temperature": 0.8}, None, 8_500, 5_000, 7_000),
+        _W("optimal16x512", PAIR, 16, (128, 128), 1, (512, 512), {"temperature": 0.8}, None, None, None, None),
+        _W("optimal16x1024", PAIR, 16, (128, 128), 1, (1024, 1024), {"temperature": 0.8}, None, None, None, None),
+        _W("fan1x256@16k7b", "7B", 1, (16_384, 16_384), 256, (128, 128), {}, 4_700, 16_900, 9_500, 13_000),
+    )
+}
