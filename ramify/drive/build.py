@@ -55,7 +55,7 @@ def build_engine(config: EngineConfig, say: Callable[[str], None]) -> Engine[Int
         config,
         [decoder],
         codec=codec,
-        eos_token_ids=_end_token_ids(decoder, tokenizer),
+        eos_token_ids=_end_token_ids(decoder, tokenizer, say),
         max_model_len=max_model_len,
         say=say,
     )
@@ -88,7 +88,7 @@ def build_pair(
     codecs = [TextCodec(tokenizer) for tokenizer in tokenizers]
     codec = codecs[0] if tokenizers[0] is not None else codecs[1]
     ends = frozenset[int]().union(
-        *(_end_token_ids(decoders[-role], tokenizer) for role, tokenizer in enumerate(tokenizers))
+        *(_end_token_ids(decoders[-role], tokenizer, say) for role, tokenizer in enumerate(tokenizers))
     )
     special = codec.tokenizer.special_token_ids if codec.tokenizer is not None else frozenset[int]()
     mixer = Mixer(mixture, ends | special)
@@ -133,8 +133,16 @@ def check_same_tokens(tokenizers: Sequence[Tokenizer | None], vocab_sizes: Seque
     return min(vocab_sizes)
 
 
-def _end_token_ids(decoder: Decoder, tokenizer: Tokenizer | None) -> frozenset[int]:
-    return decoder.arch.eos_token_ids | (frozenset() if tokenizer is None else tokenizer.eos_token_ids)
+def _end_token_ids(decoder: Decoder, tokenizer: Tokenizer | None, say: Callable[[str], None]) -> frozenset[int]:
+    """The checkpoint's and the tokenizer's; tokenizers may name tokens that were never given an embedding."""
+    named = frozenset[int]() if tokenizer is None else tokenizer.eos_token_ids
+    known = frozenset(token_id for token_id in named if token_id < decoder.arch.vocab_size)
+    if named != known:
+        say(
+            f"The tokenizer's end token {', '.join(map(str, sorted(named - known)))} is outside the model's vocabulary "
+            f"of {decoder.arch.vocab_size} tokens: it is never drawn and ends nothing"
+        )
+    return decoder.arch.eos_token_ids | known
 
 
 def _assemble(

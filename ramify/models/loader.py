@@ -8,7 +8,8 @@ import torch
 
 from ramify.config import EngineConfig, ModelConfig
 from ramify.errors import InvalidInputError, ModelError
-from ramify.models import embedded, source, weights
+from ramify.json_file import read_json
+from ramify.models import embedded, memory, source, weights
 from ramify.models.decoder import Decoder
 from ramify.models.generation_defaults import (
     CONFIG_FILE,
@@ -18,7 +19,7 @@ from ramify.models.generation_defaults import (
     defaults_from_gguf,
 )
 from ramify.models.gguf_checkpoint import GGUFCheckpoint
-from ramify.models.st_file import SafetensorsCheckpoint, read_architecture, read_json
+from ramify.models.st_file import SafetensorsCheckpoint, read_architecture
 from ramify.text.gguf_tokenizer import tokenizer_from_gguf
 from ramify.text.tokenizer import Tokenizer
 from ramify.text.tokenizer_folder import load_folder
@@ -59,7 +60,11 @@ class ModelLoader:
                 return weights.load(self._gguf, self._dtype(self._gguf.arch.dtype, target), target)
             if self.config.load_format == "dummy":
                 arch = read_architecture(self.path)
-                decoder = Decoder(arch, self._dtype(arch.dtype, target), target)
+                dtype = self._dtype(arch.dtype, target)
+                # A system that promises more than it has would end the process when the weights are written.
+                if target.type == "cpu" and arch.num_weights * dtype.itemsize > memory.total_memory():
+                    raise ModelError(f"{self.path.name} does not fit in memory: it has {arch.num_weights} weights")
+                decoder = Decoder(arch, dtype, target)
                 weights.fill_randomly(decoder, self.config.seed % 2**63)
                 return decoder
             checkpoint = SafetensorsCheckpoint(self.path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ramify.errors import FileFormatError, ModelNotFoundError
+from ramify.json_file import read_json
 from ramify.models.families import Architecture, architecture_from_config
 from ramify.models.weights import EMBEDDING
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-LARGEST_JSON = 64 * 2**20
 
 
 class SafetensorsCheckpoint:
@@ -54,21 +53,6 @@ def read_architecture(folder: Path) -> Architecture:
     return architecture_from_config(
         read_json(folder / "config.json"), read_json(generation) if generation.exists() else None
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; anything else in it raises FileFormatError."""
-    try:
-        if path.stat().st_size > LARGEST_JSON:
-            raise FileFormatError(f"{path.name} is larger than {LARGEST_JSON} bytes")
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ModelNotFoundError(f"{path.parent.name} has no {path.name}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise FileFormatError(f"{path.name} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise FileFormatError(f"{path.name} must hold a JSON object, got {type(value).__name__}")
-    return value
 
 
 def _open_all(folder: Path) -> list[Any]:

@@ -15,6 +15,7 @@ from ramify.text.tokenizer import Tokenizer, backend_panics_become
 _CONTRACTIONS_AND_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _SYMBOLS_AND_SPACES = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _BYTE_LEVEL_FAMILIES = ("gpt-2", "llama-bpe", "qwen2", "smollm")
+_MOST_CUT_CHARACTERS = 2**28  # every cut of every piece is copied; real vocabularies need an eighth of this
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's visible space
 
 
@@ -27,10 +28,12 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     if kind is None:
         raise FileFormatError("the GGUF file has no tokenizer (no tokenizer.ggml.model)")
-    if kind not in ("gpt2", "llama"):
-        raise UnsupportedModelError(f"GGUF tokenizer model {kind!r} is not supported; known are 'gpt2' and 'llama'")
+    if not isinstance(kind, str) or kind not in ("gpt2", "llama"):
+        raise UnsupportedModelError(f"GGUF tokenizer model {kind!r:.80} is not supported; known are 'gpt2' and 'llama'")
     vocabulary = read_vocabulary(metadata)
     pre = metadata.get("tokenizer.ggml.pre")
+    if pre is not None and not isinstance(pre, str):
+        raise FileFormatError(f"tokenizer.ggml.pre must be a text, got {pre!r:.80}")
     with backend_panics_become(FileFormatError, "the GGUF tokenizer cannot be built"):
         backend = (
             _byte_level_backend(vocabulary, metadata, pre)
@@ -58,10 +61,10 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     )
 
 
-def _byte_level_backend(vocabulary: Vocabulary, metadata: Mapping[str, Any], pre: object) -> tokenizers.Tokenizer:
+def _byte_level_backend(vocabulary: Vocabulary, metadata: Mapping[str, Any], pre: str | None) -> tokenizers.Tokenizer:
     if pre not in _BYTE_LEVEL_FAMILIES:
         raise UnsupportedModelError(
-            f"GGUF pre-tokenizer {pre!r} (tokenizer.ggml.pre) is not supported; known are "
+            f"GGUF pre-tokenizer {pre!r:.80} (tokenizer.ggml.pre) is not supported; known are "
             + ", ".join(map(repr, _BYTE_LEVEL_FAMILIES))
         )
     merges = metadata.get("tokenizer.ggml.merges")
@@ -71,11 +74,11 @@ def _byte_level_backend(vocabulary: Vocabulary, metadata: Mapping[str, Any], pre
     pairs = [tuple(merge.split(" ")) for merge in merges]
     if not set(map(len, pairs)) <= {2}:
         wrong = next(merge for merge, pair in zip(merges, pairs, strict=True) if len(pair) != 2)
-        raise FileFormatError(f"tokenizer.ggml.merges: {wrong!r} is not two pieces with a space between")
+        raise FileFormatError(f"tokenizer.ggml.merges: {wrong!r:.80} is not two pieces with a space between")
     backend = _backend(vocabulary, pairs, ignore_merges=pre == "llama-bpe")
     if pre == "qwen2":
         backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = _byte_level_pre_tokenizer(str(pre))
+    backend.pre_tokenizer = _byte_level_pre_tokenizer(pre)
     backend.decoder = decoders.ByteLevel()
     return backend
 
@@ -138,6 +141,8 @@ def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
         for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
         if kind == TokenType.NORMAL
     }
+    if sum(len(token) ** 2 for token in ordinary) > _MOST_CUT_CHARACTERS:
+        raise FileFormatError("tokenizer.ggml.tokens has too many long texts to find the merges that make them")
     merges: list[tuple[str, str]] = []
     for token in sorted(ordinary, key=lambda token: (-scores[ordinary[token]], ordinary[token])):
         for cut in range(len(token) - 1, 0, -1):

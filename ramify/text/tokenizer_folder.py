@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,11 @@ import tokenizers
 from tokenizers import AddedToken
 
 from ramify.errors import FileFormatError, ModelNotFoundError, UnsupportedModelError
+from ramify.json_file import read_json, read_text
 from ramify.text.tokenizer import Tokenizer, backend_panics_become
+
+LARGEST_TOKENIZER_FILE = 64 * 2**20
+MOST_ADDED_TOKENS = 2**16
 
 
 def load_folder(folder: Path) -> Tokenizer:
@@ -22,47 +25,30 @@ def load_folder(folder: Path) -> Tokenizer:
     """
     if not folder.is_dir():
         raise ModelNotFoundError(f"{folder} is not a folder")
-    config = _read_json(folder / "tokenizer_config.json")
+    config = _read_optional(folder / "tokenizer_config.json")
     special_tokens = _special_tokens(folder, config)
     tokenizer_file = folder / "tokenizer.json"
     if tokenizer_file.is_file():
         backend = _read_backend(tokenizer_file)
-        _add_missing_tokens(backend, folder, config, special_tokens)
+        _add_missing_tokens(backend, config, special_tokens)
     else:
         backend, converted = _convert_with_transformers(folder)
         special_tokens = {**converted, **special_tokens}
     return Tokenizer(backend, special_tokens=special_tokens, chat_templates=_chat_templates(folder, config))
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise FileFormatError(f"{path} is not UTF-8 text: {error}") from None
-    except OSError as error:
-        raise FileFormatError(f"{path} cannot be read: {error}") from None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise FileFormatError(f"{path} must hold a JSON object, not {type(content).__name__}")
-    return content
+def _read_optional(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is none."""
+    return read_json(path) if path.exists() else {}
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
-    text = _read_text(path)
-    with backend_panics_become(FileFormatError, f"{path} is not a tokenizer file"):
+    text = read_text(path, LARGEST_TOKENIZER_FILE)
+    with backend_panics_become(FileFormatError, f"{path.name} is not a tokenizer file"):
         try:
             return tokenizers.Tokenizer.from_str(text)
         except Exception as error:
-            raise FileFormatError(f"{path} is not a tokenizer file: {error}") from None
+            raise FileFormatError(f"{path.name} is not a tokenizer file: {str(error)[:200]}") from None
 
 
 def _token_text(value: object) -> str | None:
@@ -77,7 +63,7 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     sources = [config]
     if "added_tokens_decoder" not in config:
         # The older layout, in which this file decides.
-        sources.append(_read_json(folder / "special_tokens_map.json"))
+        sources.append(_read_optional(folder / "special_tokens_map.json"))
     extra = config.get("extra_special_tokens")
     if isinstance(extra, dict):
         sources.append(extra)
@@ -91,39 +77,45 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _add_missing_tokens(
-    backend: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], special_tokens: Mapping[str, str]
 ) -> None:
-    """Adds the tokens that the configuration names and tokenizer.json lacks, in the order of `transformers`."""
+    """Adds the tokens that the configuration names and tokenizer.json lacks, in the order of `transformers`.
+
+    Each call of the backend goes over all added tokens, hence one call for many.
+    """
     declared = config.get("added_tokens_decoder", {})
     if not isinstance(declared, dict):
-        raise FileFormatError(f"{folder / 'tokenizer_config.json'}: added_tokens_decoder must be an object")
+        raise FileFormatError("tokenizer_config.json: added_tokens_decoder must be an object")
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    extra_texts = [_token_text(token) for token in extra] if isinstance(extra, list) else []
+    if len(declared) + len(extra_texts) > MOST_ADDED_TOKENS:
+        raise FileFormatError(f"tokenizer_config.json adds more than {MOST_ADDED_TOKENS} tokens")
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    missing: dict[str, AddedToken] = {}
     try:
         for _, entry in sorted(declared.items(), key=lambda id_and_entry: int(id_and_entry[0])):
             fields = {key: value for key, value in entry.items() if key != "__type"}
             if fields["content"] not in known:
-                backend.add_tokens([AddedToken(**fields)])
-                known.add(fields["content"])
+                missing.setdefault(fields["content"], AddedToken(**fields))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise FileFormatError(
-            f"{folder / 'tokenizer_config.json'}: added_tokens_decoder is malformed: {error!r}"
-        ) from None
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    extra_texts = [_token_text(token) for token in extra] if isinstance(extra, list) else []
-    for text in [*special_tokens.values(), *extra_texts]:
-        if text:
-            _make_special(backend, text)
+        raise FileFormatError(f"tokenizer_config.json: added_tokens_decoder is malformed: {str(error)[:200]}") from None
+    backend.add_tokens(list(missing.values()))
+    _make_special(backend, [text for text in [*special_tokens.values(), *extra_texts] if text])
 
 
-def _make_special(backend: tokenizers.Tokenizer, text: str) -> None:
-    """Makes `text` a special token; a token that is there already keeps its other properties."""
-    for token in backend.get_added_tokens_decoder().values():
-        if token.content == text:
-            if not token.special:
-                token.special = True
-                backend.add_special_tokens([token])
-            return
-    backend.add_special_tokens([AddedToken(text, special=True, normalized=False)])
+def _make_special(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> None:
+    """Makes each text a special token; a token that is there already keeps its other properties."""
+    added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    changed = []
+    for text in dict.fromkeys(texts):
+        token = added.get(text)
+        if token is None:
+            token = AddedToken(text, special=True, normalized=False)
+        elif token.special:
+            continue
+        token.special = True
+        changed.append(token)
+    backend.add_special_tokens(changed)
 
 
 def _convert_with_transformers(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
@@ -157,14 +149,14 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     templates: dict[str, str] = {}
     default = folder / "chat_template.jinja"
     if default.is_file():
-        templates["default"] = _read_text(default)
+        templates["default"] = read_text(default)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = _read_text(path)
+        templates[path.stem] = read_text(path)
     if templates:
         return templates
     for path, content in (
         (folder / "tokenizer_config.json", config),
-        (folder / "chat_template.json", _read_json(folder / "chat_template.json")),
+        (folder / "chat_template.json", _read_optional(folder / "chat_template.json")),
     ):
         templates = _templates_of(content.get("chat_template"), path)
         if templates:

@@ -118,8 +118,8 @@ def test_what_the_decoder_does_not_know_is_refused_by_name(folder: Path, changes
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size": "64"}, "hidden_size must be a whole number, got '64'"),
-        ({"hidden_size": None}, "hidden_size must be a whole number, got None"),
+        ({"hidden_size": "64"}, "hidden_size must be a whole number up to 2147483647, got '64'"),
+        ({"hidden_size": None}, "hidden_size must be a whole number up to 2147483647, got None"),
         ({"num_hidden_layers": 0}, "layers must be positive"),
         ({"num_key_value_heads": 3}, "cannot share 3 key-value heads"),
         ({"head_dim": 15}, "head_dim must be even"),

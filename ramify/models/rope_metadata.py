@@ -1,0 +1,102 @@
+"""Checkpoint metadata to RopeConfig; a scaling that `rope` does not know is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ramify.errors import FileFormatError, UnsupportedModelError
+from ramify.models.metadata_reader import LARGEST_INTEGER, MetadataReader, shown
+from ramify.models.rope import RopeConfig, yarn_attention_factor
+
+# Far beyond every checkpoint, and small enough that no step of `rope` leaves a float's range.
+LARGEST_FACTOR = 1e6
+SMALLEST_ROTATIONS = 1e-6  # yarn divides by its betas
+
+
+def rope_from_config(config: Mapping[str, Any], max_positions: int | None) -> RopeConfig:
+    top = MetadataReader(config, "config.json")
+    parameters = {**top.mapping("rope_scaling"), **top.mapping("rope_parameters")}
+    read = MetadataReader(parameters, "config.json rope parameters")
+    theta = _theta(read.number("rope_theta", top.number("rope_theta", 10_000.0)), "config.json: rope_theta")
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if read.number("partial_rotary_factor", top.number("partial_rotary_factor", 1.0)) != 1.0:
+        raise UnsupportedModelError("partial rotary positions are not supported")
+    if parameters.get("mrope_section"):
+        raise UnsupportedModelError("multimodal rotary positions (mrope) are not supported")
+    if kind == "default":
+        return RopeConfig(theta)
+    original = read.integer("original_max_position_embeddings", max_positions or 0)
+    if kind == "linear":
+        return RopeConfig(theta, "linear", _factor(read, "factor"))
+    if kind == "llama3":
+        low = read.number("low_freq_factor", high=LARGEST_FACTOR)
+        high = read.number("high_freq_factor", high=LARGEST_FACTOR)
+        if high <= low:
+            raise FileFormatError(f"{read.where}: high_freq_factor {high} must be above low_freq_factor {low}")
+        return RopeConfig(
+            theta, "llama3", _factor(read, "factor"), original, low_freq_factor=low, high_freq_factor=high
+        )
+    if kind == "yarn":
+        if original == 0:
+            raise FileFormatError("config.json: yarn needs original_max_position_embeddings")
+        factor = _factor(read, "factor", None if max_positions is None else max_positions / original)
+        scales = [read.number(name, 0.0, high=LARGEST_FACTOR) for name in ("mscale", "mscale_all_dim")]
+        return RopeConfig(
+            theta,
+            "yarn",
+            factor,
+            original,
+            beta_fast=read.number("beta_fast", 32.0, low=SMALLEST_ROTATIONS, high=LARGEST_FACTOR),
+            beta_slow=read.number("beta_slow", 1.0, low=SMALLEST_ROTATIONS, high=LARGEST_FACTOR),
+            attention_factor=read.number(
+                "attention_factor", yarn_attention_factor(factor, *scales), high=LARGEST_FACTOR
+            ),
+            truncate=read.boolean("truncate", True),
+        )
+    raise UnsupportedModelError(f"rope scaling {shown(kind)} is not supported; known: default, linear, llama3, yarn")
+
+
+def rope_from_gguf(
+    read: MetadataReader, family: str, max_positions: int | None, factors: tuple[float, ...]
+) -> RopeConfig:
+    theta = _theta(read.number(f"{family}.rope.freq_base", 10_000.0), "GGUF metadata: rope.freq_base")
+    if not all(1 / LARGEST_FACTOR <= factor <= LARGEST_FACTOR for factor in factors):
+        raise FileFormatError("GGUF metadata: rope_freqs.weight must hold positive numbers")
+    kind = read.text(f"{family}.rope.scaling.type", "none")
+    if kind == "none":
+        return RopeConfig(theta, "factors", factors=factors) if factors else RopeConfig(theta)
+    factor = _factor(read, f"{family}.rope.scaling.factor")
+    if kind == "linear":
+        return RopeConfig(theta, "linear", factor)
+    if kind == "yarn":
+        original = read.integer(f"{family}.rope.scaling.original_context_length", max_positions or 0)
+        if original == 0:
+            raise FileFormatError("GGUF metadata: yarn needs rope.scaling.original_context_length")
+        return RopeConfig(theta, "yarn", factor, original, attention_factor=yarn_attention_factor(factor, None, None))
+    raise UnsupportedModelError(f"rope scaling {shown(kind)} is not supported; known: none, linear, yarn")
+
+
+def stretched_length(rope: RopeConfig, max_positions: int | None) -> int | None:
+    """The longest context that the checkpoint serves: linear and yarn scaling stretch the one it was trained on."""
+    if max_positions is None:
+        return None
+    longest = max_positions
+    if rope.kind == "linear":
+        longest = int(max_positions * rope.factor)
+    elif rope.kind == "yarn":
+        longest = max(max_positions, int(rope.original_max_position_embeddings * rope.factor))
+    return min(longest, LARGEST_INTEGER)
+
+
+def _theta(theta: float, name: str) -> float:
+    if theta <= 1:
+        raise FileFormatError(f"{name} must be above 1, got {theta}")
+    return theta
+
+
+def _factor(read: MetadataReader, name: str, default: float | None = None) -> float:
+    factor = read.number(name, default, high=LARGEST_FACTOR)
+    if factor < 1:
+        raise FileFormatError(f"{read.where}: {name} must be at least 1, got {factor}")
+    return factor
