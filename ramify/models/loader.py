@@ -8,7 +8,6 @@ import torch
 
 from ramify.config import EngineConfig, ModelConfig
 from ramify.errors import InvalidInputError, ModelError
-from ramify.json_file import read_json
 from ramify.models import embedded, memory, source, weights
 from ramify.models.decoder import Decoder
 from ramify.models.generation_defaults import (
@@ -21,6 +20,7 @@ from ramify.models.generation_defaults import (
 from ramify.models.gguf_checkpoint import GGUFCheckpoint
 from ramify.models.st_file import SafetensorsCheckpoint, read_architecture
 from ramify.text.gguf_tokenizer import tokenizer_from_gguf
+from ramify.text.json_file import read_json
 from ramify.text.tokenizer import Tokenizer
 from ramify.text.tokenizer_folder import load_folder
 

@@ -10,9 +10,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ramify.errors import FileFormatError, ModelNotFoundError
-from ramify.json_file import read_json
 from ramify.models.families import Architecture, architecture_from_config
 from ramify.models.weights import EMBEDDING
+from ramify.text.json_file import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from ramify.errors import FileFormatError, ModelNotFoundError, UnsupportedModelError
-from ramify.json_file import read_json, read_text
+from ramify.text.json_file import read_json, read_text
 from ramify.text.tokenizer import Tokenizer, backend_panics_become
 
 LARGEST_TOKENIZER_FILE = 64 * 2**20
