@@ -1,4 +1,4 @@
-// α and both divergences over the tokens of one continuation.
+// α and both divergences over the tokens of one continuation; the legend above the cards says which line is which.
 
 import { draw, make } from "./elements.js";
 
@@ -18,22 +18,20 @@ export class Chart {
     this.element = make("figure", "chart", this.svg, this.caption);
   }
 
-  /** α from 0.5 − reach to 0.5 + reach; the divergences from 0 to the largest of them. */
-  show(nodes, reach) {
+  /** α from 0.5 − reach to 0.5 + reach, the divergences from 0 to their scale: the same in the charts of all cards. */
+  show(nodes, { reach, klScale }) {
     this.count = nodes.length;
     const told = nodes.map((node) => node.mixture);
     const alphas = told.map((item) => item.alpha);
     const mean = alphas.reduce((sum, alpha) => sum + alpha, 0) / nodes.length;
-    const largest = Math.max(1e-9, ...told.flatMap((item) => [item.kl_teacher ?? 0, item.kl_theta ?? 0]));
+    const share = (kl) => (klScale ? (kl ?? 0) / klScale : 0);
     this.#line(this.alpha, alphas.map((alpha) => (alpha - 0.5 + reach) / (2 * reach)));
-    this.#line(this.klTeacher, told.map((item) => (item.kl_teacher ?? 0) / largest));
-    this.#line(this.klTheta, told.map((item) => (item.kl_theta ?? 0) / largest));
-    this.svg.setAttribute("aria-label",
-      `α over ${nodes.length} tokens, mean ${mean.toFixed(2)}; divergences up to ${largest.toFixed(2)} nats`);
-    this.caption.replaceChildren(
-      make("i", "alpha-key", `α, ${rounded(0.5 - reach)} to ${rounded(0.5 + reach)}, mean ${mean.toFixed(2)}`),
-      make("i", "teacher-key", "KL to teacher"),
-      make("i", "theta-key", `KL to student (to ${largest.toPrecision(2)} nats)`));
+    this.#line(this.klTeacher, told.map((item) => share(item.kl_teacher)));
+    this.#line(this.klTheta, told.map((item) => share(item.kl_theta)));
+    const largest = Math.max(...told.flatMap((item) => [item.kl_teacher ?? 0, item.kl_theta ?? 0]));
+    const said = `mean α ${mean.toFixed(2)}, KL up to ${largest.toPrecision(2)}`;
+    this.svg.setAttribute("aria-label", `α and both divergences over ${nodes.length} tokens: ${said} nats`);
+    this.caption.textContent = said;
   }
 
   /** A line at one token, the one that has the focus. */
@@ -50,10 +48,6 @@ export class Chart {
   #x(index) {
     return ((index + 0.5) * WIDTH / this.count).toFixed(1);
   }
-}
-
-function rounded(number) {
-  return Number(number.toFixed(3));
 }
 
 function y(share) {

@@ -1,9 +1,8 @@
 // A conversation that can be written turn by turn.
 
 import { make } from "./elements.js";
+import { ROLES } from "./settings.js";
 import { FIRST_MESSAGE } from "./strategies.js";
-
-const ROLES = ["system", "user", "assistant"];
 
 export class Chat {
   constructor(holder, addButton) {
@@ -11,6 +10,7 @@ export class Chat {
     addButton.addEventListener("click", () => {
       const last = [...holder.children].at(-1)?.dataset.role;
       this.add(last === "user" ? "assistant" : "user", "").querySelector("textarea").focus();
+      this.#changed();
     });
     this.add("user", FIRST_MESSAGE);
   }
@@ -38,6 +38,7 @@ export class Chat {
       message.remove();
       if (!this.holder.children.length) this.add("user", "");
       this.holder.querySelector("textarea").focus();
+      this.#changed();
     });
     this.holder.append(message);
     return message;
@@ -50,9 +51,20 @@ export class Chat {
     }));
   }
 
+  write(messages) {
+    this.holder.replaceChildren();
+    for (const { role, content } of messages) this.add(role, content);
+    if (!messages.length) this.add("user", "");
+  }
+
   /** Goes on with an answer: it becomes a turn, and the next one is the user's. */
   reply(answer) {
     this.add("assistant", answer);
     this.add("user", "").querySelector("textarea").focus();
+    this.#changed();
+  }
+
+  #changed() {
+    this.holder.dispatchEvent(new Event("input", { bubbles: true }));
   }
 }

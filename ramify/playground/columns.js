@@ -2,7 +2,7 @@
 
 import { Chart } from "./chart.js";
 import { make } from "./elements.js";
-import { signed } from "./shade.js";
+import { groupColour, signed } from "./shade.js";
 import { path, sumOfLogprobs, text } from "./search.js";
 import { tokenElement, write } from "./token.js";
 
@@ -17,12 +17,14 @@ export class Column {
     this.title = make("h2", "", title);
     this.badge = make("span", "badge");
     this.badge.hidden = true;
+    this.groupName = make("span", "group-name");
+    this.groupName.hidden = true;
     this.state = make("span", "state", "waiting");
     this.tokens = make("div", "tokens");
     this.tokens.setAttribute("role", "group");
     this.tokens.setAttribute("aria-label", `${title}: tokens. Arrow keys move, Enter shows alternatives.`);
     this.facts = make("div", "facts");
-    this.element = make("article", "column", make("header", "", this.title, this.badge, this.state), this.tokens, this.facts);
+    this.element = make("article", "column", make("header", "", this.title, this.badge, this.groupName, this.state), this.tokens, this.facts);
     this.element.setAttribute("aria-label", title);
     this.tokens.addEventListener("keydown", (event) => this.#move(event));
     this.tokens.addEventListener("focusin", (event) => this.#focused(event.target));
@@ -38,7 +40,7 @@ export class Column {
   }
 
   /** Shows the chain that ends at this node; what it shares with the chain before is left as it stands. */
-  show(tip, reach) {
+  show(tip, search) {
     const nodes = path(tip);
     let shared = 0;
     while (shared < nodes.length && nodes[shared] === this.#nodes[shared]) shared += 1;
@@ -50,7 +52,7 @@ export class Column {
     }
     this.#nodes = nodes;
     if (this.tokens.firstChild && !this.tokens.querySelector('[tabindex="0"]')) this.tokens.firstChild.tabIndex = 0;
-    this.#showChart(reach);
+    this.#showChart(search);
     this.settle(tip.finish_reason);
   }
 
@@ -71,8 +73,12 @@ export class Column {
     this.#showFacts();
   }
 
-  fail(message) {
-    this.element.append(make("p", "fault", message));
+  /** Which group of beams it belongs to, in the tree's colour. */
+  group(number) {
+    this.groupName.hidden = false;
+    this.groupName.textContent = `group ${number + 1}`;
+    this.element.classList.add("grouped");
+    this.element.style.setProperty("--group", groupColour(number));
   }
 
   #showFacts() {
@@ -85,13 +91,13 @@ export class Column {
     if (this.replyButton && this.last && this.element.dataset.finished) this.facts.append(this.replyButton);
   }
 
-  #showChart(reach) {
+  #showChart(scales) {
     if (!this.last?.mixture) return;
     if (!this.#chart) {
       this.#chart = new Chart();
       this.tokens.before(this.#chart.element);
     }
-    this.#chart.show(this.#nodes, reach);
+    this.#chart.show(this.#nodes, scales);
   }
 
   /** A stop string began in what was shown already: that much goes. */

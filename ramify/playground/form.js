@@ -1,79 +1,111 @@
-// The form: fields made from the lists in strategies.js, what they say as a request, and messages beside them.
+// The form: what its fields say as settings and as a request, and messages beside them.
 
 import { Chat } from "./chat.js";
 import { draw, find, make } from "./elements.js";
+import { fieldOf as fieldOfControl, leftEmpty } from "./fields.js";
+import { fieldOf, inLabels } from "./labels.js";
+import { defaultsOf, fitted, requestOf } from "./settings.js";
 import { CONTROLS, EXAMPLES, MORE_CONTROLS, STRATEGIES } from "./strategies.js";
 
 export class Form {
-  constructor() {
+  /** `changed` is called after every change, by hand or not. */
+  constructor(changed) {
     this.element = find("form");
+    this.changed = changed;
+    this.model = null;
+    this.wantedModel = ""; // by settings that were restored before the models were known
     this.chat = new Chat(find("messages"), find("add-message"));
     this.prompt = find("prompt");
     this.theta = find("theta_prompt");
-    this.fields = new Map();
-    for (const [holder, controls] of [["controls", CONTROLS], ["more-controls", MORE_CONTROLS]]) {
-      for (const control of controls) find(holder).append(this.#field(control));
-    }
+    this.fields = new Map([...CONTROLS, ...MORE_CONTROLS].map((control) => [control.name, fieldOfControl(control)]));
+    find("controls").append(...CONTROLS.map(({ name }) => this.fields.get(name).holder));
+    find("more-controls").append(...MORE_CONTROLS.map(({ name }) => this.fields.get(name).holder));
     find("strategies").append(...STRATEGIES.map((strategy) => this.#strategy(strategy)));
     find("examples").append(...EXAMPLES.map(([name, text]) => this.#example(name, text)));
+    find("model-defaults").addEventListener("click", () => this.#takeDefaults());
     this.prompt.value = EXAMPLES[0][1];
-    this.element.addEventListener("input", () => this.#changed());
+    this.element.elements.strategy.value = "parallel";
+    this.element.addEventListener("input", (event) => {
+      if (event.target.name === "strategy") this.#fit();
+      else this.said = "";
+      this.#update();
+    });
     this.#tabs();
-    this.choose("parallel");
-  }
-
-  get strategy() {
-    return STRATEGIES.find((item) => item.id === this.element.elements.strategy.value);
+    this.#update();
   }
 
   get isChat() {
     return find("tab-chat").getAttribute("aria-selected") === "true";
   }
 
+  get settings() {
+    return {
+      kind: this.isChat ? "chat" : "prompt",
+      prompt: this.prompt.value,
+      theta_prompt: this.theta.value,
+      messages: this.chat.read(),
+      strategy: this.element.elements.strategy.value,
+      model: this.model?.id ?? this.wantedModel,
+      values: Object.fromEntries([...this.fields].map(([name, { input }]) => [name, input.value])),
+    };
+  }
+
+  /** The request of the form as it stands, whatever may be wrong with it. */
+  get request() {
+    return requestOf(this.settings, this.model);
+  }
+
+  /** Shows settings that were kept or came with a link; the model is chosen by whoever knows which there are. */
+  restore(settings) {
+    this.forgive();
+    this.said = "";
+    this.prompt.value = settings.prompt || (settings.kind === "chat" ? this.prompt.value : "");
+    this.theta.value = settings.theta_prompt;
+    if (settings.kind === "chat" || settings.messages.length) this.chat.write(settings.messages);
+    this.element.elements.strategy.value = settings.strategy;
+    for (const [name, value] of Object.entries(settings.values)) this.fields.get(name).input.value = value;
+    this.wantedModel = settings.model;
+    this.show(settings.kind);
+  }
+
   /** The model that samples; a mixture has a second prompt. */
   use(model) {
     this.model = model;
-    find("theta-field").hidden = !model?.mixture || this.isChat;
-    find("prompt-label").textContent = model?.mixture ? "What the teacher sees" : "Prompt";
+    if (model) this.wantedModel = model.id;
+    this.#update();
   }
 
-  /** What is asked for, as the server wants it; null, with a message beside the field, where a number is none. */
+  /** The request, or null, with a message beside the field, where a number is none. */
   read() {
     this.forgive();
-    const body = this.isChat ? { messages: this.chat.read() } : { prompt: this.prompt.value };
-    if (this.model) body.model = this.model.id;
-    if (this.model?.mixture && !this.isChat && this.theta.value) body.theta_prompt = this.theta.value;
-    Object.assign(body, this.strategy.sends);
     let sound = true;
     for (const { control, input, holder } of this.fields.values()) {
-      if (holder.hidden || (input.value === "" && !input.validity.badInput)) continue;
-      const value = control.parse ? control.parse(input.value) : control.kind ? Number(input.value) : input.value;
-      if (input.validity.badInput || Number.isNaN(value)) {
-        this.complain(control.name, `${control.label} must be a number.`);
+      if (holder.hidden || !control.kind) continue;
+      if (input.validity.badInput) {
+        this.complain(control.name, `${control.name} must be a number`);
         sound = false;
-      } else if (control.kind === "integer" && Math.abs(value) > Number.MAX_SAFE_INTEGER) {
-        this.complain(control.name, `A page can send whole numbers up to ${Number.MAX_SAFE_INTEGER} exactly.`);
+      } else if (control.kind === "integer" && Math.abs(Number(input.value)) > Number.MAX_SAFE_INTEGER) {
+        this.complain(control.name, `${control.name} must be at most ${Number.MAX_SAFE_INTEGER}: a page sends no larger whole number exactly`);
         sound = false;
       }
-      body[control.name] = value;
     }
-    return sound ? body : null;
+    return sound ? this.request : null;
   }
 
-  /** Shows a message beside the field it is about, or on top where that is none of ours. */
+  /** Shows a message, in the page's words, beside the field it is about, or on top where that is none of ours. */
   complain(param, message) {
-    // Messages of the engine itself begin with the field's name.
-    const name = String(param ?? message.match(/^[a-z_]+/)?.[0] ?? "").split(/[.[]/)[0].replace(/^logprobs$/, "top_logprobs");
-    const holder = this.element.querySelector(`[data-field="${CSS.escape(name)}"]`);
-    if (!name || !holder || holder.hidden) {
-      find("general-error").textContent = message;
+    const name = fieldOf(param, message);
+    const said = inLabels(message, (field) => this.#label(field));
+    const holder = this.#holder(name);
+    if (!holder || holder.closest("[hidden]")) {
+      find("general-error").textContent = said;
       find("general-error").hidden = false;
       find("general-error").scrollIntoView({ block: "nearest" });
-      return;
+      return said;
     }
     const place = holder.querySelector(".message");
     place.id ||= `${name}-message`;
-    place.textContent = message;
+    place.textContent = said;
     place.hidden = false;
     holder.classList.add("refused");
     holder.closest("details")?.setAttribute("open", "");
@@ -81,6 +113,7 @@ export class Form {
     input.setAttribute("aria-invalid", "true");
     input.setAttribute("aria-describedby", place.id);
     input.focus();
+    return said;
   }
 
   forgive() {
@@ -92,9 +125,10 @@ export class Form {
     }
   }
 
-  choose(id) {
-    this.element.elements.strategy.value = id;
-    this.#changed();
+  /** Puts a seed into its field; an empty text lets every run draw its own. */
+  keepSeed(text) {
+    this.fields.get("seed").input.value = text;
+    this.#update();
   }
 
   show(tab) {
@@ -103,36 +137,48 @@ export class Form {
       find(`tab-${name}`).tabIndex = name === tab ? 0 : -1;
       find(`panel-${name}`).hidden = name !== tab;
     }
-    this.use(this.model);
+    this.#update();
   }
 
-  #changed() {
-    find("strategy-hint").textContent = this.strategy.hint;
-    for (const { control, holder } of this.fields.values()) holder.hidden = !control.for.includes(this.strategy.id);
+  #holder(name) {
+    return this.element.querySelector(`[data-field="${CSS.escape(name)}"]`);
+  }
+
+  #label(name) {
+    const holder = this.#holder(name);
+    return holder?.dataset.label ?? holder?.querySelector("label, legend")?.textContent;
+  }
+
+  /** A strategy was chosen: values of the last one that it would refuse are made to fit. */
+  #fit() {
+    const { strategy, values } = this.settings;
+    const { changes, said } = fitted(strategy, values);
+    for (const [name, value] of Object.entries(changes)) this.fields.get(name).input.value = value;
+    this.said = said;
+  }
+
+  #update() {
+    const chosen = this.element.elements.strategy.value;
+    const { hint } = STRATEGIES.find(({ id }) => id === chosen);
+    find("strategy-hint").textContent = this.said ? `${hint} ${this.said}` : hint;
+    find("theta-field").hidden = !this.model?.mixture || this.isChat;
+    find("prompt-label").textContent = this.model?.mixture ? "What the teacher sees" : "Prompt";
+    const draws = STRATEGIES.find(({ id }) => id === chosen).sends.strategy !== "beam_search";
+    const defaults = draws ? defaultsOf(this.model) : {};
+    for (const field of this.fields.values()) {
+      field.holder.hidden = !field.control.for.includes(chosen);
+      leftEmpty(field, defaults[field.control.name]);
+    }
+    find("model-defaults").hidden = !Object.keys(defaults).some((name) => this.fields.get(name).input.value !== "");
     const changed = MORE_CONTROLS.filter(({ name, value }) => this.fields.get(name).input.value !== value).length;
     find("more-changed").textContent = changed ? `· ${changed} changed` : "";
+    this.changed();
   }
 
-  #field(control) {
-    const input = control.choices ? make("select") : make("input");
-    for (const [value, text] of control.choices ?? []) input.append(new Option(text, value));
-    if (!control.choices) input.type = control.kind ? "number" : "text";
-    if (control.kind) input.step = control.kind === "integer" ? "1" : "0.1";
-    input.name = control.name;
-    input.id = `control-${control.name}`;
-    input.value = control.value;
-    input.autocomplete = "off";
-    if (control.placeholder) input.placeholder = control.placeholder;
-    const label = make("label", "", control.label);
-    label.htmlFor = input.id;
-    if (control.hint) label.title = input.title = control.hint;
-    const message = make("p", "message");
-    message.hidden = true;
-    message.setAttribute("role", "alert");
-    const holder = make("div", control.wide ? "field wide" : "field", label, input, message);
-    holder.dataset.field = control.name;
-    this.fields.set(control.name, { control, input, holder });
-    return holder;
+  #takeDefaults() {
+    for (const name of Object.keys(defaultsOf(this.model))) this.fields.get(name).input.value = "";
+    this.fields.get("temperature").input.focus();
+    this.#update();
   }
 
   #strategy({ id, name, icon }) {
@@ -151,6 +197,7 @@ export class Form {
     button.addEventListener("click", () => {
       this.prompt.value = text;
       this.prompt.focus();
+      this.#update();
     });
     return button;
   }

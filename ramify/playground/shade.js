@@ -27,30 +27,12 @@ export function reachOf(alphas) {
   return [0.05, 0.1, 0.2, 0.3].find((reach) => farthest <= reach) ?? 0.5;
 }
 
-/** The colour scale, in words and colours, for what tokens are shaded by. */
-export function legend(by, reach) {
-  const holder = document.createDocumentFragment();
-  if (by === "nothing") return holder;
-  const scale = document.createElement("span");
-  scale.className = "legend-scale";
-  const steps = by === "alpha"
-    ? [-1, -0.5, 0, 0.5, 1].map((part) => {
-      const alpha = 0.5 + part * reach;
-      return [String(Number(alpha.toFixed(3))), { logprob: 0, mixture: { alpha } }];
-    })
-    : [1, 0.5, 0.1, 0.01, 0.001].map((p, place) => [place === 4 ? "≤ 0.001" : String(p), { logprob: Math.log(p) }]);
-  for (const [label, node] of steps) {
-    const step = document.createElement("span");
-    step.textContent = label;
-    shade(step, node);
-    step.style.setProperty("background", "var(--shade, transparent)");
-    scale.append(step);
-  }
-  const [before, after] = by === "alpha"
-    ? ["α, the teacher’s weight: leans to the student", "to the teacher"]
-    : ["probability the model gave each token: certain", "a surprise"];
-  holder.append(`${before} `, scale, ` ${after}`);
-  return holder;
+/** The least of 1, 2, 5, 10, 20, 50 … that holds a number: a scale that does not move with every token. */
+export function roundUp(number) {
+  if (!(number > 1e-6)) return 0;
+  const decade = 10 ** Math.floor(Math.log10(number));
+  const step = [1, 2, 5, 10].find((part) => number <= part * decade);
+  return Number((step * decade).toPrecision(1));
 }
 
 /** A share in words short enough for a list: 37 %, 0.42 %, < 0.01 %. */
@@ -70,4 +52,8 @@ export function signed(number, digits) {
 export function visible(piece) {
   if (piece === "") return "(no text)";
   return piece.replaceAll(" ", "␣").replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll("\r", "␍");
+}
+
+export function groupColour(group) {
+  return `var(--group-${group % 8})`;
 }

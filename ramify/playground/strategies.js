@@ -36,7 +36,10 @@ export const STRATEGIES = [
 const whole = { kind: "integer" };
 const real = { kind: "number" };
 
-/** Fields by name, with the value they have at first. `off` is not sent. */
+/**
+ * Fields by name, with the value they have at first. An empty one is not sent: `neutral` is what it then means, unless
+ * the model's makers recommend something else. `quiet` ones are worth a word only where they were changed.
+ */
 export const CONTROLS = [
   { name: "n", label: "Samples", value: "4", ...whole, for: ALL, hint: "continuations to return" },
   { name: "best_of", label: "Drawn", value: "8", ...whole, for: ["best_of"], hint: "continuations to draw, of which the best return" },
@@ -44,24 +47,24 @@ export const CONTROLS = [
   { name: "num_beam_groups", label: "Groups", value: "2", ...whole, for: ["groups"] },
   { name: "diversity_penalty", label: "Diversity", value: "0.8", ...real, for: ["groups", "diverse"], hint: "what a repeated token loses" },
   { name: "max_tokens", label: "Max tokens", value: "40", ...whole, for: ALL },
-  { name: "temperature", label: "Temperature", value: "0.8", ...real, for: DRAWS },
-  { name: "score", label: "Score", value: "cumulative_logprob", for: ["best_of"], wide: true,
+  { name: "temperature", label: "Temperature", value: "", ...real, for: DRAWS, neutral: 1, hint: "0 is greedy; below 1 sharper, above 1 flatter" },
+  { name: "score", label: "Score", value: "cumulative_logprob", for: ["best_of"], wide: true, quiet: true,
     choices: [["cumulative_logprob", "sum of logprobs"], ["mean_logprob", "mean logprob"]] },
-  { name: "seed", label: "Seed", value: "7", ...whole, for: DRAWS, hint: "the same seed gives the same tokens" },
-  { name: "length_penalty", label: "Length penalty", value: "1", ...real, for: BEAMS, hint: "score is the sum of logprobs over length to this power" },
-  { name: "early_stopping", label: "Stop early", value: "false", for: BEAMS,
+  { name: "seed", label: "Seed", value: "", ...whole, for: DRAWS, die: true, double: true, placeholder: "a new one", hint: "the same seed gives the same tokens; empty, every run draws one" },
+  { name: "length_penalty", label: "Length penalty", value: "1", ...real, for: BEAMS, double: true, quiet: true, hint: "score is the sum of logprobs over length to this power" },
+  { name: "early_stopping", label: "Stop early", value: "false", for: BEAMS, quiet: true,
     choices: [["false", "no"], ["true", "yes"], ["never", "never"]], parse: (value) => (value === "never" ? value : value === "true") },
 ];
 
 export const MORE_CONTROLS = [
-  { name: "top_p", label: "Top-p", value: "", ...real, for: ALL, placeholder: "1" },
-  { name: "top_k", label: "Top-k", value: "", ...whole, for: ALL, placeholder: "off" },
-  { name: "min_p", label: "Min-p", value: "", ...real, for: ALL, placeholder: "0" },
+  { name: "top_p", label: "Top-p", value: "", ...real, for: ALL, neutral: 1 },
+  { name: "top_k", label: "Top-k", value: "", ...whole, for: ALL, neutral: -1, placeholder: "off" },
+  { name: "min_p", label: "Min-p", value: "", ...real, for: ALL, neutral: 0 },
   { name: "presence_penalty", label: "Presence", value: "", ...real, for: ALL, placeholder: "0", hint: "presence penalty" },
   { name: "frequency_penalty", label: "Frequency", value: "", ...real, for: ALL, placeholder: "0", hint: "frequency penalty" },
-  { name: "repetition_penalty", label: "Repetition", value: "", ...real, for: ALL, placeholder: "1", hint: "repetition penalty" },
+  { name: "repetition_penalty", label: "Repetition", value: "", ...real, for: ALL, neutral: 1, hint: "repetition penalty" },
   { name: "min_tokens", label: "Min tokens", value: "", ...whole, for: ALL, placeholder: "0" },
-  { name: "top_logprobs", label: "Alternatives", value: "8", ...whole, for: ALL, hint: "how many of the likeliest tokens to show" },
+  { name: "top_logprobs", label: "Alternatives", value: "8", ...whole, for: ALL, quiet: true, hint: "how many of the likeliest tokens to show" },
   { name: "stop", label: "Stop at", value: "", for: DRAWS, wide: true, placeholder: "a text that ends it; \\n is a line break",
     parse: (value) => [value.replaceAll("\\n", "\n")] },
 ];

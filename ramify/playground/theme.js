@@ -1,11 +1,13 @@
 // Light, dark, or as the system says.
 
+import { keep, kept, thisBrowser } from "./storage.js";
+
 const THEMES = ["system", "light", "dark"];
 const NAMES = { system: "as the system says", light: "light", dark: "dark" };
 const PLACE = "ramify-theme";
 
 export function startTheme(button) {
-  let theme = THEMES.includes(localStorage.getItem(PLACE)) ? localStorage.getItem(PLACE) : "system";
+  let theme = THEMES.find((name) => name === kept(thisBrowser, PLACE)) ?? "system";
   const show = () => {
     if (theme === "system") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = theme;
@@ -17,7 +19,7 @@ export function startTheme(button) {
     // The first press changes what is seen.
     const order = dark ? ["system", "light", "dark"] : ["system", "dark", "light"];
     theme = order[(order.indexOf(theme) + 1) % order.length];
-    localStorage.setItem(PLACE, theme);
+    keep(thisBrowser, PLACE, theme);
     show();
   });
   show();

@@ -1,103 +1,114 @@
-// Beams as a tree that grows to the right: one level a step, every living beam a node, what was given up fades.
+// Beams as a tree that grows to the right: one level a step, the rows in the order of the cards, what was given up faded.
 
 import { draw, make } from "./elements.js";
-import { percent, shade, signed, visible } from "./shade.js";
-import { path } from "./search.js";
+import { Overview } from "./overview.js";
+import { ranksOf, rowsOf } from "./rows.js";
+import { groupColour, percent, shade, signed, visible } from "./shade.js";
 import { label, ownText } from "./token.js";
 
 const STEP = 104; // from level to level
-const LANE = 36; // from beam to beam
+const LANE = 36; // from row to row
 const BOX = { width: 78, height: 24 };
 const LEFT = 62;
+const TOP = 26;
+const SCORE = 84; // room for a rank and a score behind the last level
+const LEAST_ZOOM = 0.8; // by itself the tree shrinks this far before it scrolls
 
 export class Tree {
-  #drawn = new Map(); // node -> { group, edge, y }
-  #lanes = 1;
+  #drawn = new Map(); // node -> { group, edge, row, score }
+  #size = { width: 0, height: 0 };
+  #strokes = [];
 
-  constructor({ open, numGroups }) {
+  constructor({ open, numGroups, fits }) {
     this.open = open;
     this.edges = draw("g");
     this.nodes = draw("g");
-    this.root = draw("g", { class: "root" }, draw("circle", { cx: 30, cy: 0, r: 7 }), text("prompt", { x: 30, y: 20 }));
-    this.all = draw("g", {}, this.edges, this.root, this.nodes);
-    this.svg = draw("svg", { role: "group", "aria-label": "Tree of beams. Arrow keys move, Enter shows alternatives." }, this.all);
+    const root = draw("g", { class: "root" }, draw("circle", { cx: 30, cy: TOP, r: 7 }), text("prompt", { x: 30, y: TOP + 20 }));
+    this.svg = draw("svg", { role: "group", "aria-label": "Tree of beams. Arrow keys move, Enter shows alternatives." }, this.edges, root, this.nodes);
     this.scroll = make("div", "tree-scroll", this.svg);
     this.scroll.tabIndex = 0;
     this.scroll.setAttribute("role", "region");
     this.scroll.setAttribute("aria-label", "Tree of beams, scrolls");
+    this.overview = new Overview(this.scroll);
+    this.fit = make("button", "quiet small", "Fit to width");
+    this.fit.type = "button";
+    this.fit.addEventListener("click", () => this.#zoom(!this.fits));
+    this.fit.setAttribute("aria-pressed", String(fits));
     this.said = make("span", "");
     const keys = make("span", "tree-keys");
     for (let group = 0; numGroups > 1 && group < numGroups; group += 1) {
       const key = make("span", "", `group ${group + 1}`);
-      key.style.setProperty("--key", colour(group));
+      key.style.setProperty("--key", groupColour(group));
       keys.append(key);
     }
-    this.element = make("div", "", make("div", "tree-head", make("h2", "", "Beams"), this.said, keys), this.scroll);
+    this.element = make("div", "", make("div", "tree-head", make("h2", "", "Beams"), this.said, keys, this.fit), this.scroll, this.overview.element);
     this.nodes.addEventListener("keydown", (event) => this.#move(event));
-    this.#resize(0);
+    new ResizeObserver(() => this.#zoom(this.fits)).observe(this.scroll);
   }
 
-  /** Draws what is new, fades what was given up, and follows the newest level unless the reader looks back. */
+  get fits() {
+    return this.fit.getAttribute("aria-pressed") === "true";
+  }
+
+  /** Draws what is new, moves rows whose rank changed, and follows the newest level unless the reader looks back. */
   show(search) {
     const follows = this.scroll.scrollLeft + this.scroll.clientWidth >= this.scroll.scrollWidth - STEP;
-    for (let level = 0; level < search.levels.length; level += 1) {
-      const fresh = search.levels[level].filter((node) => !this.#drawn.has(node));
-      if (fresh.length) this.#drawLevel(level, fresh);
-    }
-    this.#resize(search.levels.length);
-    this.#mark(search);
+    const ranks = ranksOf(search);
+    const rows = rowsOf(search.levels, ranks);
+    for (const [node, row] of rows) this.#place(node, row, rows.get(node.before) ?? 0);
+    this.nodes.querySelector('[tabindex="0"]') ?? this.nodes.firstChild?.setAttribute("tabindex", "0");
+    this.#mark(search, ranks);
+    const mostRows = Math.max(1, ...search.levels.map((level) => level.length));
+    this.#size = { width: LEFT + search.levels.length * STEP + SCORE, height: TOP + mostRows * LANE };
+    this.#strokes = this.#lines(ranks);
+    this.#zoom(this.fits);
     if (follows) this.scroll.scrollLeft = this.scroll.scrollWidth;
   }
 
-  #drawLevel(level, nodes) {
-    // Near their parents, best first: few edges cross.
-    const above = (node) => (node.before ? this.#drawn.get(node.before).y : 0);
-    nodes.sort((one, other) => above(one) - above(other) || (other.score ?? 0) - (one.score ?? 0));
-    this.#lanes = Math.max(this.#lanes, nodes.length);
-    nodes.forEach((node, place) => {
-      const y = (place - (nodes.length - 1) / 2) * LANE;
-      const x = LEFT + level * STEP;
-      const from = node.before
-        ? { x: LEFT + (level - 1) * STEP + BOX.width, y: above(node) }
-        : { x: 37, y: 0 };
-      const middle = (from.x + x) / 2;
-      const edge = draw("path", { class: "edge", d: `M${from.x} ${from.y}C${middle} ${from.y} ${middle} ${y} ${x} ${y}` });
-      const group = this.#box(node, x, y);
-      for (const part of [edge, group]) part.style.setProperty("--group", colour(node.group));
-      this.edges.append(edge);
-      this.nodes.append(group);
-      this.#drawn.set(node, { group, edge, y });
-    });
-    if (level === 0) this.nodes.firstChild.setAttribute("tabindex", "0");
+  #place(node, row, rowBefore) {
+    const item = this.#drawn.get(node) ?? this.#draw(node);
+    if (item.row === row && item.rowBefore === rowBefore) return;
+    item.row = row;
+    item.rowBefore = rowBefore;
+    const x = LEFT + node.position * STEP;
+    const [y, yBefore] = [TOP + row * LANE, TOP + rowBefore * LANE];
+    const xBefore = node.before ? x - STEP + BOX.width : 37;
+    const middle = (xBefore + x) / 2;
+    item.edge.setAttribute("d", `M${xBefore} ${yBefore}C${middle} ${yBefore} ${middle} ${y} ${x} ${y}`);
+    item.group.setAttribute("transform", `translate(${x} ${y})`);
   }
 
-  #box(node, x, y) {
-    const frame = { x, y: y - BOX.height / 2, ...BOX, rx: 7 };
+  #draw(node) {
+    const edge = draw("path", { class: "edge" });
+    const frame = { x: 0, y: -BOX.height / 2, ...BOX, rx: 7 };
+    const score = text("", { x: BOX.width + 6, y: 0, class: "score" });
     const group = draw("g", { class: "node", role: "button", tabindex: "-1", "aria-haspopup": "dialog" },
+      draw("title", {}, `${visible(ownText(node))}  ${percent(Math.exp(node.logprob))}`),
       draw("rect", { ...frame, class: "frame" }), draw("rect", { ...frame, class: "tint" }),
-      text(short(ownText(node)), { x: x + BOX.width / 2, y }));
+      text(short(ownText(node)), { x: BOX.width / 2, y: 0 }), score);
     group.setAttribute("aria-label", `Step ${node.position + 1}: ${label(node)}`);
-    group.append(draw("title", {}, `${visible(ownText(node))}  ${percent(Math.exp(node.logprob))}`));
-    if (node.finish_reason) {
-      group.classList.add("finished");
-      const score = node.score === null ? "" : signed(node.score, 2);
-      group.append(text(`${node.finish_reason === "stop" ? "■ " : ""}${score}`, { x: x + BOX.width + 6, y, class: "score" }));
-    }
+    if (node.finish_reason) group.classList.add("finished");
+    for (const part of [edge, group]) part.style.setProperty("--group", groupColour(node.group));
     shade(group, node);
     group.node = node;
     group.addEventListener("click", () => { this.#stop(group); this.open(group, node); });
-    return group;
+    this.edges.append(edge);
+    this.nodes.append(group);
+    const item = { group, edge, score };
+    this.#drawn.set(node, item);
+    return item;
   }
 
-  /** Living branches, the best one, and the rest. */
-  #mark(search) {
-    const alive = new Set(search.standings.flatMap((item) => path(search.tips.get(item.child))));
-    const best = new Set(search.standings.length ? path(search.tips.get(search.standings[0].child)) : []);
-    for (const [node, { group, edge }] of this.#drawn) {
+  /** Living branches, the best one, the rest; at the end of a beam its place among the cards, and its score. */
+  #mark(search, ranks) {
+    for (const [node, { group, edge, score }] of this.#drawn) {
       for (const part of [group, edge]) {
-        part.classList.toggle("dead", !alive.has(node));
-        part.classList.toggle("best", best.has(node));
+        part.classList.toggle("dead", !ranks.has(node));
+        part.classList.toggle("best", ranks.get(node) === 0);
       }
+      if (!node.finish_reason) continue;
+      const place = ranks.has(node) ? `${ranks.get(node) + 1}: ` : "";
+      score.textContent = `${place}${node.finish_reason === "stop" ? "■ " : ""}${node.score === null ? "" : signed(node.score, 2)}`;
     }
     const running = search.standings.filter((item) => !item.finished).length;
     const finished = search.standings.length - running;
@@ -106,12 +117,36 @@ export class Tree {
       : `step ${search.levels.length}: ${running} running, ${finished} finished`;
   }
 
-  #resize(levels) {
-    const width = LEFT + Math.max(1, levels) * STEP + 32; // and a score
-    const height = this.#lanes * LANE + 32;
-    this.svg.setAttribute("width", width);
-    this.svg.setAttribute("height", height);
-    this.all.setAttribute("transform", `translate(0 ${height / 2})`);
+  /** The tree as a few strokes for the overview: those that were given up, then groups, then the best. */
+  #lines(ranks) {
+    const strokes = new Map();
+    for (const [node, { row, rowBefore }] of this.#drawn) {
+      const rank = ranks.get(node);
+      const style = rank === undefined ? "dead" : rank === 0 ? "best" : "alive";
+      const x = LEFT + node.position * STEP;
+      const xBefore = node.before ? x - STEP + BOX.width : 37;
+      const d = `M${xBefore} ${TOP + rowBefore * LANE}L${x} ${TOP + row * LANE}h${BOX.width}`;
+      const key = `${style} ${node.group}`;
+      strokes.set(key, { style, colour: groupColour(node.group), d: (strokes.get(key)?.d ?? "") + d });
+    }
+    const order = ["dead", "alive", "best"];
+    return [...strokes.values()].sort((one, other) => order.indexOf(one.style) - order.indexOf(other.style));
+  }
+
+  /** All of the tree in the width there is, or as large as can be read, to be scrolled. */
+  #zoom(fits) {
+    const { width, height } = this.#size;
+    if (!width || !this.scroll.clientWidth) return; // nothing yet, or nobody sees it
+    const style = getComputedStyle(this.scroll);
+    const room = this.scroll.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+    const fitting = Math.min(1, room / width);
+    const zoom = fits ? fitting : Math.max(LEAST_ZOOM, fitting);
+    this.fit.setAttribute("aria-pressed", String(fits));
+    this.fit.hidden = fitting >= LEAST_ZOOM;
+    this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    this.svg.setAttribute("width", Math.floor(width * zoom));
+    this.svg.setAttribute("height", Math.ceil(height * zoom));
+    this.overview.show(this.#strokes, this.#size);
   }
 
   #stop(group) {
@@ -119,7 +154,7 @@ export class Tree {
     group.setAttribute("tabindex", "0");
   }
 
-  /** Left to the parent, right to the best continuation, up and down among the beams of a step. */
+  /** Left to the parent, right to the best continuation, up and down among the rows of a step. */
   #move(event) {
     const here = event.target.node;
     if (!here) return;
@@ -128,16 +163,17 @@ export class Tree {
       this.open(event.target, here);
       return;
     }
-    const level = [...this.#drawn.keys()].filter((node) => node.position === here.position);
-    const after = [...this.#drawn.keys()].filter((node) => node.before === here);
+    if (!event.key.startsWith("Arrow")) return;
+    event.preventDefault();
+    const byRow = (one, other) => this.#drawn.get(one).row - this.#drawn.get(other).row;
+    const level = [...this.#drawn.keys()].filter((node) => node.position === here.position).sort(byRow);
+    const after = [...this.#drawn.keys()].filter((node) => node.before === here).sort(byRow);
     const target = {
       ArrowLeft: here.before,
-      ArrowRight: after.sort((one, other) => (other.score ?? 0) - (one.score ?? 0))[0],
+      ArrowRight: after[0],
       ArrowUp: level[level.indexOf(here) - 1],
       ArrowDown: level[level.indexOf(here) + 1],
     }[event.key];
-    if (!event.key.startsWith("Arrow")) return;
-    event.preventDefault();
     if (!target) return;
     const { group } = this.#drawn.get(target);
     this.#stop(group);
@@ -145,10 +181,6 @@ export class Tree {
     group.scrollIntoView({ block: "nearest", inline: "nearest" });
     if (event.target.getAttribute("aria-expanded") === "true") this.open(group, target);
   }
-}
-
-function colour(group) {
-  return `var(--group-${group % 8})`;
 }
 
 function text(content, attributes) {

@@ -24,6 +24,7 @@ DESKTOP = {"width": 1360, "height": 860}
 PHONE = {"width": 375, "height": 780}
 PROMPT = "The lighthouse keeper climbed the stairs one last time. At the top she found"
 LONG = 60_000  # milliseconds that a busy machine may take for one search
+DRAWN = {"temperature": 0.8, "seed": 7}  # the same texts in every run
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,13 @@ def choose(page: Page, strategy: str, **fields: object) -> None:
         page.locator(f"#control-{name}").fill(str(value))
 
 
+def link(page: Page) -> str:
+    page.get_by_role("button", name="Copy a link to this form").click()
+    text = page.locator("#code").inner_text()
+    page.keyboard.press("Escape")
+    return text
+
+
 def columns(page: Page) -> Locator:
     return page.locator(".column")
 
@@ -126,6 +134,7 @@ def test_a_prompt_streams_into_four_columns_side_by_side(visit: Any, url: str) -
     page = visit()
     expect(page.get_by_text("One prompt, many continuations")).to_be_visible()
     picture(page, "empty")
+    choose(page, "Parallel", **DRAWN)
     page.get_by_role("button", name="Sample").click()
     # It streams: there are tokens while the search still runs.
     until(
@@ -137,13 +146,15 @@ def test_a_prompt_streams_into_four_columns_side_by_side(visit: Any, url: str) -
     tops = {round(column.bounding_box()["y"]) for column in columns(page).all()}  # type: ignore[index]
     assert len(tops) == 1, "side by side"
     texts = [column_text(column) for column in columns(page).all()]
-    assert texts == answer(url, prompt=PROMPT, n=4, max_tokens=40, temperature=0.8, seed=7)
+    assert texts == answer(url, prompt=PROMPT, n=4, max_tokens=40, **DRAWN)
+    expect(page.locator("#summary")).to_have_text("Done: 4 continuations, 160 tokens drawn.")
     assert len(set(texts)) == 4
     picture(page, "four-columns")
 
 
 def test_a_token_is_shaded_by_its_probability_and_shows_its_alternatives(visit: Any) -> None:
     page = visit(viewport={"width": 1360, "height": 736})
+    choose(page, "Parallel", **DRAWN)
     sample(page)
     tokens = columns(page).nth(1).locator(".token")
     shades = tokens.evaluate_all(
@@ -169,37 +180,31 @@ def test_a_token_is_shaded_by_its_probability_and_shows_its_alternatives(visit: 
 
 def test_what_a_stop_text_took_back_is_not_shown(visit: Any, url: str) -> None:
     page = visit()
-    choose(page, "Parallel", n=4, max_tokens=30)
+    choose(page, "Parallel", n=4, max_tokens=30, **DRAWN)
     page.get_by_text("More controls").click()
     page.get_by_label("Stop at").fill(". She")
     sample(page)
     texts = [column_text(column) for column in columns(page).all()]
-    stop = {"prompt": PROMPT, "n": 4, "max_tokens": 30, "temperature": 0.8, "seed": 7, "stop": [". She"]}
-    assert texts == answer(url, **stop)
+    assert texts == answer(url, prompt=PROMPT, n=4, max_tokens=30, stop=[". She"], **DRAWN)
     assert any(reason == "ended" for reason in page.locator(".column .state").all_inner_texts())
 
 
-def test_the_losers_of_best_of_are_greyed(visit: Any, url: str) -> None:
+def test_best_of_stands_in_the_order_of_ranks_with_its_losers_greyed(visit: Any, url: str) -> None:
     page = visit()
-    choose(page, "Best of", n=2, best_of=6, max_tokens=14)
+    choose(page, "Best of", n=2, best_of=6, max_tokens=14, **DRAWN)
     sample(page)
     expect(columns(page)).to_have_count(6)
     expect(page.locator(".column.won")).to_have_count(2)
     expect(page.locator(".column.lost")).to_have_count(4)
     looks = page.locator(".column.lost").evaluate_all("all => all.map(one => getComputedStyle(one).filter)")
     assert set(looks) == {"grayscale(1)"}
-    winners = {
-        column.locator(".badge").inner_text(): column_text(column) for column in page.locator(".column.won").all()
-    }
-    best = answer(url, prompt=PROMPT, n=2, best_of=6, max_tokens=14, temperature=0.8, seed=7)
-    assert [winners["1st"], winners["2nd"]] == best
-    scores = {
-        column.locator(".badge").inner_text(): float(
-            column.get_by_text("score").locator("b").inner_text().replace("−", "-")
-        )
-        for column in columns(page).all()
-    }
-    assert scores["1st"] >= scores["2nd"] >= scores["3rd"] >= scores["6th"]
+    assert page.locator(".column .badge").all_inner_texts() == ["1st", "2nd", "3rd", "4th", "5th", "6th"]
+    best = answer(url, prompt=PROMPT, n=2, best_of=6, max_tokens=14, **DRAWN)
+    assert [column_text(column) for column in columns(page).all()[:2]] == best
+    scores = [
+        float(column.get_by_text("score").locator("b").inner_text().replace("−", "-")) for column in columns(page).all()
+    ]
+    assert scores == sorted(scores, reverse=True)
     picture(page, "best-of")
 
 
@@ -222,17 +227,52 @@ def test_beams_are_a_tree_that_grows(visit: Any, url: str) -> None:
     assert best == texts[0]
     assert texts == answer(url, prompt=PROMPT, n=4, strategy="beam_search", beam_width=4, max_tokens=10)
     assert page.locator(".tree .node.dead").count() > 0, "branches that were given up"
+    assert scores_by_row(page) == scores_by_card(page), "rows and cards are in one order"
     picture(page, "beam-tree")
+    # Ten steps are wider than the page: an overview shows all of them, and a click in it looks there.
+    place = "document.querySelector('.tree-scroll')"
+    overview = page.locator(".overview")
+    expect(overview).to_be_visible()
+    assert page.evaluate(f"{place}.scrollLeft") > 0, "it follows the newest step"
+    overview.click(position={"x": 2, "y": 20})
+    assert page.evaluate(f"{place}.scrollLeft") == 0
+    fit = page.get_by_role("button", name="Fit to width")
+    fit.click()
+    expect(fit).to_have_attribute("aria-pressed", "true")
+    assert page.evaluate(f"{place}.scrollWidth <= {place}.clientWidth")
+    expect(overview).to_be_hidden()
+    picture(page, "beam-tree-fit")
 
 
 def test_groups_of_beams_have_colours(visit: Any) -> None:
     page = visit(color_scheme="dark")
     choose(page, "Groups", n=4, beam_width=4, num_beam_groups=2, max_tokens=8)
     sample(page)
-    expect(page.get_by_text("group 2")).to_be_visible()
+    expect(page.locator(".tree-keys").get_by_text("group 2")).to_be_visible()
     strokes = page.locator(".tree .node .frame").evaluate_all("all => all.map(one => getComputedStyle(one).stroke)")
     assert len(set(strokes)) == 2
+    assert scores_by_row(page) == scores_by_card(page)
+    tips = page.locator(".tree .node.finished:not(.dead)").evaluate_all(
+        "all => all.map(one => [one.getBoundingClientRect().y, getComputedStyle(one.querySelector('.frame')).stroke])"
+    )
+    tops = page.locator(".column").evaluate_all("all => all.map(one => getComputedStyle(one).borderTopColor)")
+    assert tops == [colour for _, colour in sorted(tips)], "a card has the colour of its beam"
+    assert len(set(tops)) == 2
+    assert all(name in ("group 1", "group 2") for name in page.locator(".column .group-name").all_inner_texts())
     picture(page, "groups-dark")
+
+
+def scores_by_row(page: Page) -> list[str]:
+    """Of the beams that return, from top to bottom, all in the last step here."""
+    tips = page.locator(".tree .node.finished:not(.dead)").evaluate_all(
+        "all => all.map(one => [one.getBoundingClientRect().y, one.querySelector('.score').textContent])"
+    )
+    assert [text.split(":")[0] for _, text in sorted(tips)] == ["1", "2", "3", "4"], "a row says which card is its"
+    return [text.split()[-1] for _, text in sorted(tips)]
+
+
+def scores_by_card(page: Page) -> list[str]:
+    return [column.get_by_text("score").locator("b").inner_text() for column in columns(page).all()]
 
 
 # -- two models -----------------------------------------------------------------------------------------------
@@ -250,7 +290,7 @@ def test_the_text_of_two_models_is_coloured_by_alpha_with_a_chart(
         page.get_by_label("What the student sees").fill(
             "Question: Tom has 3 boxes with 4 pens each. How many pens has he?\nExplanation:"
         )
-        choose(page, "Parallel", n=3, max_tokens=36)
+        choose(page, "Parallel", n=3, max_tokens=36, **DRAWN)
         sample(page)
         expect(page.get_by_label("Shade by")).to_have_value("alpha")
         expect(page.locator(".chart")).to_have_count(3)
@@ -265,6 +305,22 @@ def test_the_text_of_two_models_is_coloured_by_alpha_with_a_chart(
             points = column.locator(f".chart .{line}").get_attribute("points")
             assert points is not None
             assert len(points.split()) == len(told), "one point per token"
+        # One legend and one scale for all cards; this α makes both divergences equal, and the legend says so.
+        expect(page.locator("#legend .key")).to_have_count(2)
+        expect(page.locator("#legend")).to_contain_text("KL to the teacher and to the student")
+        expect(page.locator("#legend")).to_contain_text("the two coincide")
+        expect(column.locator(".chart .kl-theta")).to_be_hidden()
+        heights = page.evaluate(
+            """[...document.querySelectorAll('.column')].flatMap(column => {
+                const points = column.querySelector('.kl-teacher').getAttribute('points').split(' ');
+                const nodes = [...column.querySelectorAll('.token')].map(one => one.node);
+                return nodes.map((node, i) => [node.mixture.kl_teacher, 73 - points[i].split(',')[1]]);
+            })"""
+        )
+        [scale] = {round(height / kl, 0) for kl, height in heights if height > 20}
+        assert scale > 0
+        expect(page.locator("#asked-text")).to_contain_text("Teacher sees")
+        expect(page.locator("#asked-text")).to_contain_text("Student sees")
         picture(page, "alpha")
         column.locator(".token").nth(2).click()
         panel = page.locator("#alternatives")
@@ -305,15 +361,15 @@ def test_a_chat_goes_on_with_the_answer_that_was_liked(visit: Any) -> None:
 @pytest.mark.parametrize(
     ("strategy", "fields", "field", "words"),
     [
-        ("Parallel", {"temperature": 9}, "temperature", "temperature"),
-        ("Parallel", {"temperature": 0}, "n", "greedy"),
-        ("Parallel", {"n": 1000}, "n", "128"),
-        ("Beams", {"n": 8, "beam_width": 4}, "n", "beam_width"),
-        ("Groups", {"num_beam_groups": 3}, "num_beam_groups", "divide"),
-        ("Best of", {"n": 4, "best_of": 2}, "best_of", "at least n"),
+        ("Parallel", {"temperature": 9}, "temperature", "“Temperature” must be less than or equal to 2, got 9"),
+        ("Parallel", {"temperature": 0}, "n", "“Samples” must be 1 when temperature is 0"),
+        ("Parallel", {"n": 1000}, "n", "(or “Drawn”, or “Beam width”) must be at most 128"),
+        ("Beams", {"n": 8, "beam_width": 4}, "n", "“Samples” must be at most “Beam width” = 4, got 8"),
+        ("Groups", {"num_beam_groups": 3}, "num_beam_groups", "“Groups” must divide “Beam width” = 4, got 3"),
+        ("Best of", {"n": 4, "best_of": 2}, "best_of", "“Drawn” must be at least “Samples” = 4, got 2"),
     ],
 )
-def test_a_refused_input_is_a_message_beside_its_field(
+def test_a_refused_input_is_a_message_in_the_pages_words_beside_its_field(
     visit: Any, strategy: str, fields: dict[str, object], field: str, words: str
 ) -> None:
     page = visit()
@@ -367,8 +423,14 @@ def test_the_key_is_asked_for_and_a_wrong_one_is_not_taken(visit: Any, llm: Asyn
         picture(page, "key")
         page.get_by_label("API key", exact=True).fill("close sesame")
         page.get_by_role("button", name="Use this key").click()
-        expect(dialog.get_by_role("alert")).to_contain_text("does not know")
+        # It starts clean: the field is empty, the message says what happened and goes when one writes.
+        expect(dialog.get_by_role("alert")).to_contain_text("did not accept that key")
+        expect(page.get_by_label("API key", exact=True)).to_have_value("")
+        expect(page.get_by_label("API key", exact=True)).to_be_focused()
+        assert "close sesame" not in page.evaluate("JSON.stringify(sessionStorage)")
+        picture(page, "wrong-key")
         page.get_by_label("API key", exact=True).fill("open sesame")
+        expect(dialog.get_by_role("alert")).to_be_hidden()
         page.keyboard.press("Enter")
         expect(dialog).to_be_hidden()
         choose(page, "Parallel", n=1, max_tokens=3)
@@ -378,6 +440,9 @@ def test_the_key_is_asked_for_and_a_wrong_one_is_not_taken(visit: Any, llm: Asyn
         code = page.locator("#code").inner_text()
         assert "$RAMIFY_API_KEY" in code
         assert "open sesame" not in code
+        page.keyboard.press("Escape")
+        assert "sesame" not in link(page)
+        assert "sesame" not in page.evaluate("JSON.stringify(localStorage)"), "nor in the history"
 
 
 def test_the_key_may_be_given_later(visit: Any, llm: AsyncLLM) -> None:
@@ -448,6 +513,215 @@ def test_a_models_text_is_text_and_never_markup(visit: Any) -> None:
     expect(page.locator("#alternatives")).to_contain_text("onerror")
     assert page.locator("img, .columns script, #alternatives script").count() == 0
     assert page.title() == "Ramify playground"
+
+
+# -- settings that stay and travel ----------------------------------------------------------------------------
+
+
+def test_results_say_what_they_came_of_and_are_dimmed_when_the_form_changes(visit: Any) -> None:
+    page = visit()
+    expect(page.get_by_label("Seed", exact=True)).to_have_value("")
+    choose(page, "Parallel", n=2, max_tokens=4, temperature=0.8)
+    sample(page)
+    expect(page.locator("#asked-text")).to_have_text(f"Prompt {PROMPT}")
+    expect(page.locator("#asked-words")).to_contain_text("Parallel · samples 2 · max tokens 4 · temperature 0.8")
+    stale = page.get_by_text("These came of older settings")
+    expect(stale).to_be_hidden()
+    texts = [column_text(column) for column in columns(page).all()]
+    page.get_by_label("Prompt", exact=True).last.fill("Something else")
+    expect(stale).to_be_visible()
+    assert page.locator("#columns").evaluate("one => getComputedStyle(one).opacity") == "0.5"
+    picture(page, "stale")
+    page.get_by_role("button", name="Back to these settings").click()
+    expect(stale).to_be_hidden()
+    expect(page.get_by_label("Prompt", exact=True).last).to_have_value(PROMPT)
+    # The seed that was drawn can be kept: the form is then still the one of these results, and gives them again.
+    drawn = page.locator("#seed-number").inner_text()
+    keep = page.get_by_role("button", name="Keep this seed")
+    keep.click()
+    expect(page.get_by_label("Seed", exact=True)).to_have_value(drawn)
+    expect(keep).to_have_attribute("aria-pressed", "true")
+    expect(stale).to_be_hidden()
+    sample(page)
+    assert [column_text(column) for column in columns(page).all()] == texts
+    keep.click()
+    expect(page.get_by_label("Seed", exact=True)).to_have_value("")
+    sample(page)
+    assert page.locator("#seed-number").inner_text() != drawn, "empty, every run draws its own"
+    page.get_by_role("button", name="Draw a seed and keep it").click()
+    expect(page.get_by_label("Seed", exact=True)).to_have_value(re.compile(r"^\d+$"))
+    expect(stale).to_be_visible()
+
+
+def test_a_strategy_gets_values_that_fit_it(visit: Any) -> None:
+    page = visit()
+    width, said = page.locator("#control-beam_width"), page.locator("#strategy-hint")
+    choose(page, "Parallel", n=8)
+    choose(page, "Beams")
+    expect(width).to_have_value("8")
+    expect(said).to_contain_text("Beam width is 8 now, to hold 8 samples.")
+    choose(page, "Groups", num_beam_groups=3)
+    choose(page, "Parallel", n=2)
+    expect(said).not_to_contain_text("Beam width")
+    choose(page, "Groups")
+    expect(width).to_have_value("9")
+    choose(page, "Parallel", n=9)
+    choose(page, "Best of")
+    expect(page.locator("#control-best_of")).to_have_value("18")
+    choose(page, "Parallel", n=2)
+    choose(page, "Best of")
+    expect(page.locator("#control-best_of")).to_have_value("18")
+
+
+def test_the_models_defaults_are_what_empty_fields_mean(visit: Any) -> None:
+    """A model's card is written here; which numbers a real one has is another test's matter."""
+    page = visit()
+    card = {"temperature": 0.3, "top_p": 0.85, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "source": "a card"}
+    models = {"data": [{"id": "smollm2-135m", "default_sampling_params": card}]}
+    page.route("**/v1/models", lambda route: route.fulfill(json=models))
+    sent: list[dict[str, Any]] = []
+    page.on("request", lambda it: sent.append(it.post_data_json) if it.url.endswith("/ramify/stream") else None)
+    page.reload()
+    temperature = page.get_by_label("Temperature")
+    back = page.get_by_role("button", name="Back to the model’s defaults")
+    expect(temperature).to_have_attribute("placeholder", "0.3")
+    expect(page.locator("#control-top_k")).to_have_attribute("placeholder", "off")
+    expect(back).to_be_hidden()
+    choose(page, "Parallel", n=2, max_tokens=2, temperature=0.7)
+    sample(page)
+    expect(page.locator("#asked-words")).to_contain_text("temperature 0.7 · top-p 0.85")
+    back.click()
+    expect(temperature).to_have_value("")
+    expect(back).to_be_hidden()
+    sample(page)
+    choose(page, "Beams", n=2, beam_width=2)
+    expect(page.locator("#control-top_p")).to_have_attribute("placeholder", "1")
+    sample(page)
+    said = [(body.get("temperature"), body.get("top_p"), "top_k" in body) for body in sent]
+    assert said == [(0.7, 0.85, False), (0.3, 0.85, False), (None, None, False)], "beams take none of them"
+
+
+def test_the_form_survives_a_reload_and_travels_in_a_link(visit: Any) -> None:
+    page = visit()
+    page.get_by_label("Prompt", exact=True).last.fill('Two & two = "four"\n#5 ünï')
+    choose(page, "Best of", n=1, best_of=2, max_tokens=3, temperature=0.9)
+    page.locator("#control-score").select_option("mean_logprob")
+    page.reload()
+    expect(page.get_by_label("Prompt", exact=True).last).to_have_value('Two & two = "four"\n#5 ünï')
+    expect(page.get_by_role("radio", name="Best of")).to_be_checked()
+    expect(page.locator("#control-score")).to_have_value("mean_logprob")
+    sample(page)
+    drawn, texts = page.locator("#seed-number").inner_text(), [column_text(column) for column in columns(page).all()]
+    address = link(page)
+    assert f"&seed={drawn}" in address, "with the seed of what is shown"
+    other = visit(address)
+    expect(other.get_by_label("Prompt", exact=True).last).to_have_value('Two & two = "four"\n#5 ünï')
+    expect(other.get_by_label("Seed", exact=True)).to_have_value(drawn)
+    expect(other.locator("#control-temperature")).to_have_value("0.9")
+    expect(columns(other)).to_have_count(0)  # a link runs nothing
+    assert "#" not in other.url, "the form is what counts from here on"
+    sample(other)
+    assert [column_text(column) for column in columns(other).all()] == texts
+    # A chat travels too, into a page that is open already; what cannot be read is said and changes nothing.
+    other.get_by_role("tab", name="Chat").click()
+    other.get_by_role("textbox", name="Message of the user").fill("<b>Hi</b>")
+    chat = link(other)
+    other.get_by_role("tab", name="Prompt").click()
+    other.evaluate(f"location.hash = {json.dumps(chat.partition('#')[2])}")
+    expect(other.get_by_role("tab", name="Chat")).to_have_attribute("aria-selected", "true")
+    expect(other.get_by_role("textbox", name="Message of the user")).to_have_value("<b>Hi</b>")
+    other.evaluate("location.hash = 'try?strategy=nonsense&messages={'")
+    expect(other.get_by_role("alert").first).to_contain_text("cannot be read")
+    expect(other.get_by_role("textbox", name="Message of the user")).to_have_value("<b>Hi</b>")
+
+
+def test_the_history_shows_runs_again(visit: Any) -> None:
+    page = visit()
+    dialog = page.get_by_role("dialog", name="Runs")
+    runs = dialog.locator(".run")
+    for prompt in ("The first", "The second"):
+        page.get_by_label("Prompt", exact=True).last.fill(prompt)
+        choose(page, "Parallel", n=2, max_tokens=3, temperature=0.8)
+        sample(page)
+        if prompt == "The first":
+            texts = [column_text(column) for column in columns(page).all()]
+            seed = page.locator("#seed-number").inner_text()
+    page.get_by_role("button", name="History").click()
+    expect(runs).to_have_count(2)
+    expect(runs.first).to_contain_text("The second")
+    expect(dialog).to_contain_text("in this browser alone")
+    picture(page, "history")
+    runs.nth(1).click()
+    expect(dialog).to_be_hidden()
+    assert [column_text(column) for column in columns(page).all()] == texts, "shown again without a run"
+    expect(page.locator("#asked-text")).to_have_text("Prompt The first")
+    expect(page.get_by_text("These came of older settings")).to_be_hidden()
+    # After a reload the settings are there, and the seed gives the same texts.
+    page.reload()
+    page.get_by_role("button", name="History").click()
+    runs.nth(1).click()
+    expect(page.get_by_label("Seed", exact=True)).to_have_value(seed)
+    sample(page)
+    assert [column_text(column) for column in columns(page).all()] == texts
+    page.get_by_role("button", name="History").click()
+    expect(runs).to_have_count(3)
+    dialog.get_by_role("button", name="Clear the history").click()
+    expect(runs).to_have_count(0)
+    assert page.evaluate("localStorage.getItem('ramify-runs')") is None
+    # It is bounded, and what others wrote there does no harm.
+    page.evaluate(
+        "localStorage.setItem('ramify-runs', JSON.stringify([1, null, {time: 1, settings: {strategy: 'x'}}]))"
+    )
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="History").click()
+    expect(runs).to_have_count(0)
+
+
+def test_the_pages_own_rules(visit: Any) -> None:
+    """The parts without a view, as they are served."""
+    page = visit()
+    told = page.evaluate(
+        """async () => {
+            const { legend } = await import('/playground/legend.js');
+            const { Search } = await import('/playground/search.js');
+            const { roundUp } = await import('/playground/shade.js');
+            const { sound } = await import('/playground/settings.js');
+            const { History } = await import('/playground/history.js');
+            const search = new Search({}, {}, {}, { teacher: 'a', theta: 'b' });
+            const words = () => legend('nothing', search).map((part) => part.textContent).join(' ');
+            const token = (kl_teacher, kl_theta) => ({ child: 0, parent: 0, position: 0, logprob: -1, text: '',
+                mixture: { alpha: 0.5, kl_teacher, kl_theta } });
+            const said = [words()];
+            search.take({ steps: [{ tokens: [token(0.03, 0.03)], standings: [] }] });
+            said.push(words());
+            search.take({ steps: [{ tokens: [token(0.1, 0.3)], standings: [] }] });
+            said.push(words());
+            const history = new History(() => {});
+            for (let i = 0; i < 40; i += 1) {
+                const run = new Search({ strategy: 'parallel', values: {} }, {}, {}, null);
+                run.take({ type: 'start', id: String(i) });
+                history.add(run, { strategy: 'parallel', prompt: 'p'.repeat(10), values: {} });
+            }
+            return {
+                said,
+                scales: [0, 0.07, 0.2, 0.21, 3, 80].map(roundUp),
+                kept: JSON.parse(localStorage.getItem('ramify-runs')).length,
+                refused: [null, 3, { strategy: 'x' }].map(sound),
+                sound: sound({ strategy: 'beam', values: { n: 3, seed: '1', evil: 'x' }, messages: [{ role: 'x' }] }),
+            };
+        }"""
+    )
+    nothing, one_line, two_lines = told["said"]
+    assert "no KL" in nothing
+    assert "0 to 0.05 nats: the two coincide" in one_line
+    assert "KL to the teacher" in two_lines
+    assert "both 0 to 0.5 nats" in two_lines
+    assert "coincide" not in two_lines
+    assert told["scales"] == [0, 0.1, 0.2, 0.5, 5, 100]
+    assert told["kept"] == 30
+    assert told["refused"] == [None, None, None]
+    assert told["sound"]["values"] == {"seed": "1"}
+    assert told["sound"]["messages"] == []
 
 
 # -- as code --------------------------------------------------------------------------------------------------
