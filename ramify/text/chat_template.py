@@ -17,6 +17,7 @@ from ramify.text.template_sandbox import LimitedEnvironment
 # The longest real templates have some ten thousand characters; compiling as many as this can take seconds.
 _MAX_SOURCE_CHARACTERS = 128 * 1024
 _MAX_DATE_FORMAT_CHARACTERS = 256
+_SHOWN_CHARACTERS = 500
 # `transformers` always passes these, so templates test them for none without testing whether they are defined.
 _ALWAYS_DEFINED = ("tools", "documents")
 
@@ -49,11 +50,11 @@ class ChatTemplate:
         self._environment.globals["strftime_now"] = _strftime_now
         try:
             tree = self._environment.parse(source)
-            names = jinja2.meta.find_undeclared_variables(tree)
+            names = _undeclared_variables(tree, self._environment)
             code = self._environment.compile(tree)
             self._template = jinja2.Template.from_code(self._environment, code, self._environment.make_globals(None))
         except jinja2.TemplateSyntaxError as error:
-            raise ChatTemplateError(f"the chat template is malformed (line {error.lineno}): {error}") from None
+            raise ChatTemplateError(f"the chat template is malformed (line {error.lineno}): {_said(error)}") from None
         except RecursionError:
             raise ChatTemplateError("the chat template is nested too deeply") from None
         except Exception as error:
@@ -96,9 +97,9 @@ class ChatTemplate:
         except LimitError as error:
             raise ChatTemplateError(f"the chat template was stopped: {error}") from None
         except jinja2.exceptions.SecurityError as error:
-            raise ChatTemplateError(f"the chat template does what is not allowed: {error}") from None
+            raise ChatTemplateError(f"the chat template does what is not allowed: {_said(error)}") from None
         except jinja2.UndefinedError as error:
-            raise ChatTemplateError(f"the chat template uses what is not there: {error}") from None
+            raise ChatTemplateError(f"the chat template uses what is not there: {_said(error)}") from None
         except RecursionError:
             raise ChatTemplateError("the chat template calls itself too deeply") from None
         except Exception as error:
@@ -120,9 +121,21 @@ def _without_content(messages: Sequence[Mapping[str, Any]]) -> str:
     return f" ({', '.join(empty[:4])} is null)" if empty else ""
 
 
+def _undeclared_variables(tree: jinja2.nodes.Template, environment: jinja2.Environment) -> set[str]:
+    """What the template reads from outside: Jinja's own search, without the folding of constants that goes with it.
+
+    Folding takes cubic time for a long chain of filters, and would run them when there is no budget yet.
+    """
+    search = jinja2.meta.TrackingCodeGenerator(environment)
+    search.optimizer = None
+    search.visit(tree)
+    return search.undeclared_identifiers
+
+
 def _said(error: Exception) -> str:
-    """An error's message, with its type unless a template raised it on purpose."""
-    return str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+    """An error's message, with its type unless a template raised it on purpose; cut if it is long."""
+    said = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+    return said if len(said) <= _SHOWN_CHARACTERS else said[: _SHOWN_CHARACTERS - 3] + "..."
 
 
 def _raise_exception(message: object) -> None:

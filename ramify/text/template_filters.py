@@ -59,6 +59,8 @@ def check_filter(budget: Budget, name: str, value: Any, arguments: tuple[Any, ..
         budget.require(size + count * budget.size(argument(0, "d", "")))
     elif name == "replace":
         budget.check_replace(str(value), str(argument(0, "old", "")), str(argument(1, "new", "")))
+    elif name == "trim":
+        budget.check_search(str(value), argument(0, "chars"))
     elif name == "format":
         budget.check_format(str(value), [*arguments, dict(named)])
     elif name == "indent":

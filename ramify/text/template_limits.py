@@ -20,6 +20,7 @@ _MAX_INTEGER_BITS = 4096
 _MAX_COUNT = 2**16
 _VALUES_IN_ALL = 64  # how many values of the largest size one rendering may make
 _PARTS_BETWEEN_CLOCKS = 1024
+_MOST_SEARCH_STEPS = 2**26  # a tenth of a second
 
 
 class LimitError(RuntimeError):
@@ -129,6 +130,11 @@ class Budget:
     def check_replace(self, text: str, old: str, new: str) -> None:
         """Checks `text.replace(old, new)`."""
         self.require(len(text) + (text.count(old) if old else len(text) + 1) * len(new))
+
+    def check_search(self, text: Any, sought: Any) -> None:
+        """Checks a search that may compare every place of `text` with every character of `sought`."""
+        if isinstance(sought, (str, bytes)) and len(text) * len(sought) > _MOST_SEARCH_STEPS:
+            raise LimitError("the template searches a long text for a long one")
 
     def check_count(self, count: Any, each: Any = None) -> None:
         """Checks the making of `count` parts with `each` in every one."""

@@ -2,19 +2,21 @@
 
 The parsed template is rewritten before it is compiled:
 
-    for body          starts with a tick, so that no loop runs without a check
+    for body, its if  starts with a tick, so that no loop runs without a check
+    a == b, a in b    counted: it may walk a whole list
     text, {{ ... }}   counted when written, also inside {% set %} blocks and macros
     a ~ b             checked, then joined by our own function
     [..], {..}, x[:]  counted when made
 
-Operators, calls and filters go through the environment anyway and are checked there.
+Operators, calls, filters and tests go through the environment anyway and are checked there. One operation takes time in
+proportion to the values it is given, whose size is limited; so counting operations is enough to stop in time.
 """
 
 from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, cast
 
@@ -31,10 +33,12 @@ from ramify.text.template_filters import REMOVED_FILTERS, check_filter, fresh_va
 from ramify.text.template_limits import Budget
 
 # A template cannot call these filters itself, since their names contain a space.
-_TICK, _MADE, _CONCATENATE = "ramify tick", "ramify made", "ramify concatenate"
+_TICK, _COUNTED, _MADE, _CONCATENATE = "ramify tick", "ramify counted", "ramify made", "ramify concatenate"
 
 # Methods of str and bytes: tables can turn one character into thousands, and some codecs take quadratic time.
 _REFUSED_METHODS = frozenset({"translate", "maketrans", "encode", "decode"})
+# Methods of str that take time in proportion to the text's length times the argument's.
+_QUADRATIC_METHODS = frozenset({"strip", "lstrip", "rstrip", "rfind", "rindex", "rsplit", "rpartition"})
 
 
 class GenerationTag(Extension):
@@ -90,7 +94,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = to_json
         for name, function in list(self.filters.items()):
             self.filters[name] = self._limited_filter(name, function)
+        for name, test in list(self.tests.items()):
+            self.tests[name] = self._limited_test(cast(Callable[..., Any], test))
         self.filters[_TICK] = self._tick
+        self.filters[_COUNTED] = self._counted
         self.filters[_MADE] = self._made
         self.filters[_CONCATENATE] = self._concatenate
         del self.globals["lipsum"]
@@ -158,6 +165,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             elif name == "expandtabs":
                 width = arguments[0] if arguments else named.get("tabsize", 8)
                 budget.require(len(owner) + str(owner).count("\t") * (width if isinstance(width, int) else 8))
+            elif name in _QUADRATIC_METHODS:
+                budget.check_search(owner, arguments[0] if arguments else named.get("sep"))
             elif name in _REFUSED_METHODS:
                 raise jinja2.exceptions.SecurityError(f"chat templates may not call {name}()")
         return arguments
@@ -171,9 +180,29 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             first, rest = arguments[: skipped + 1], arguments[skipped + 1 :]
             value = check_filter(self.budget, name, first[-1], rest, named)
             result = function(*first[:-1], value, *rest, **named)
+            if isinstance(result, types.GeneratorType):
+                return self._watched(result)
             return self.budget.made(result) if fresh_value(name) else result
 
         return limited
+
+    def _limited_test(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def limited(*arguments: Any, **named: Any) -> Any:
+            self.budget.tick()
+            return function(*arguments, **named)
+
+        return limited
+
+    def _watched(self, values: Iterator[Any]) -> Iterator[Any]:
+        """Counts what `map`, `select` and their like hand on, whoever takes it."""
+        for value in values:
+            self.budget.tick()
+            yield value
+
+    def _counted(self, value: Any) -> Any:
+        self.budget.tick()
+        return value
 
     def _tick(self, characters: int) -> None:
         self.budget.tick(characters)
@@ -201,7 +230,13 @@ class _Watched(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         node.body.insert(0, _tick(node, 0))
+        if node.test is not None:
+            node.test = _filtered(cast(nodes.Expr, node.test), _COUNTED)
         return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(node, _COUNTED)
 
     def visit_Output(self, node: nodes.Output) -> list[nodes.Node]:  # noqa: N802
         self.generic_visit(node)

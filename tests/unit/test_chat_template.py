@@ -79,6 +79,9 @@ def test_template_language(source: str, expected: str) -> None:
     assert render(source) == expected
 
 
+NUMBERS = "{% set numbers = range(99999) | list %}"
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -89,12 +92,23 @@ def test_template_language(source: str, expected: str) -> None:
         "{% for a in range(9999) %}{% set x = range(99999) | map('string') | list %}{% endfor %}",
         "{% for a in range(9999) %}{{ range(99999) | select('divisibleby', 100001) | list }}{% endfor %}",
         "{% for x in [1] recursive %}{{ loop([1, 2]) }}{% endfor %}",
+        NUMBERS + "{% for a in numbers if -1 in numbers %}{% endfor %}",
+        NUMBERS + "{% for a in numbers if numbers is in [numbers] and a not in numbers[::-1] %}{% endfor %}",
+        NUMBERS + "{{ numbers | reject('in', numbers) | first }}",
+        NUMBERS + "{{ numbers" + " | map(attribute='real')" * 60 + " | max }}",
+        NUMBERS + "{% for a in numbers %}{% set b = 'x' in numbers and 'y' in numbers %}{% endfor %}",
+        "{% for a in range(99999) if 'x' in range(99999) %}{% endfor %}",
+        "{{ ('a' * 4000000).strip('b' * 4000000 ~ 'a') }}",
+        "{{ ('a' * 4000000) | trim('b' * 4000000 ~ 'a') }}",
+        "{{ ('a' * 4000000).rfind('ab' ~ 'a' * 2000000) }}",
+        "{{ ('a' * 4000000).rsplit('ab' ~ 'a' * 2000000, 1) }}",
     ],
     ids=_short,
 )
 def test_time_bombs_are_stopped(source: str) -> None:
-    with pytest.raises(ChatTemplateError):
-        render(source)
+    template = ChatTemplate(source, {}, time_limit_seconds=0.2)
+    with pytest.raises(ChatTemplateError, match=r"was stopped|too deeply"):
+        template.render(HELLO)
 
 
 BIG = "{% set big = 'x' * 1000000 %}"
@@ -224,6 +238,17 @@ def test_no_way_out_of_the_sandbox(source: str) -> None:
 def test_failures_are_told(source: str, told: str) -> None:
     with pytest.raises(ChatTemplateError, match=told):
         render(source)
+
+
+def test_long_chains_compile_in_time() -> None:
+    """Jinja's search for variables folds constants, which takes cubic time for a chain of filters."""
+    chain = "{{ 1" + " | abs" * 120 + " }}"
+    assert render(chain * 12) == "1" * 12
+
+
+def test_a_template_cannot_fill_a_message() -> None:
+    with pytest.raises(ChatTemplateError, match=r"^.{400,600}$"):
+        render("{{ raise_exception('x' * 1000000) }}")
 
 
 def test_output_limit_is_an_option() -> None:
