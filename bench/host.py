@@ -38,6 +38,9 @@ class InstantDevice:
 
     runs_ahead = False
 
+    def reset(self) -> None:
+        pass
+
     def launch(self, plan: Plan) -> Ticket:
         start = time.perf_counter()
         tokens = [self._numbers.randrange(100, 49_000) for _ in plan.draws]

@@ -44,6 +44,10 @@ class Lane:
 
     # -- on the host: the numbers of a step ------------------------------------------------------------------
 
+    def reset(self) -> None:
+        """Whoever comes, comes for the first time."""
+        self._rows.reset()
+
     def begin(self, work: Work, drawn_in: Mapping[str, int]) -> None:
         """Gives every chunk its rows, and tells the layers who reads what."""
         chunks = work.chunks

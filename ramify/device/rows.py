@@ -56,6 +56,10 @@ class ModelRows:
         self._block_size = block_size
         self._device = device
         self._numbers = Mirror(NUM_COLUMNS, max_rows, torch.int64, device)
+        self.reset()
+
+    def reset(self) -> None:
+        """No track has a row."""
         self._seats = Seats()
         self._prompts: Batch | None = None
         self._tables: list[Table] = []  # of the last step's decodes

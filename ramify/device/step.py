@@ -109,6 +109,16 @@ class DeviceStep:
         self._drawn_in: dict[str, int] = {}
         self._steady: _Steady | None = None
 
+    def reset(self) -> None:
+        """Nobody of earlier plans goes on, and what they left on the way to the device has arrived."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._seats = None if self._seats is None else Seats()
+        self._drawn_in = {}
+        self._steady = None
+        for lane in self.lanes:
+            lane.reset()
+
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Ticket:
         for lane, work in zip(self.lanes, plan.works, strict=True):

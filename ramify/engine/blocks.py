@@ -37,15 +37,20 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_host_blocks = num_host_blocks
-        self._free = list(reversed(range(num_blocks)))  # a stack: the memory touched last is reused first
+        self.enable_prefix_caching = enable_prefix_caching
+        self.reset()
+
+    def reset(self) -> None:
+        """All blocks are free and none is cached, whatever was before."""
+        self._free = list(reversed(range(self.num_blocks)))  # a stack: the memory touched last is reused first
         self._free_cached: OrderedDict[int, None] = OrderedDict()  # least recently freed first
-        self._free_host: deque[int] = deque(range(num_host_blocks))
-        self._counts = [0] * num_blocks
-        self._host_counts = [0] * num_host_blocks
+        self._free_host: deque[int] = deque(range(self.num_host_blocks))
+        self._counts = [0] * self.num_blocks
+        self._host_counts = [0] * self.num_host_blocks
         self._tables: dict[str, list[int]] = {}
         self._frozen: dict[str, tuple[int, ...]] = {}  # the same tables, as others see them
         self._swapped: dict[str, list[SwappedBlock]] = {}
-        self._index = PrefixIndex(block_size) if enable_prefix_caching else None
+        self._index = PrefixIndex(self.block_size) if self.enable_prefix_caching else None
         self._chains: dict[str, list[int]] = {}  # by track: its leading blocks' numbers in the index
 
     # -- questions -------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -41,6 +42,9 @@ class Device(Protocol):
         ...
 
     def launch(self, plan: Plan) -> Ticket: ...
+
+    def reset(self) -> None:
+        """Forgets what earlier plans left, in whatever state a broken launch left it: all that comes is new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ class EngineCore:
         self._groups: dict[str, Group] = {}
         self._under_way: Launched | None = None
         self._num_arrived = 0
+        # While an act changes requests, blocks and rows. Still true when the next begins: something broke that one off.
+        self._is_torn = False
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -91,6 +97,7 @@ class EngineCore:
 
     def add_request(self, request: Request) -> None:
         """Queues a request, or raises InvalidInputError if it can never be scheduled; nothing is kept then."""
+        self._mend()
         self.check(request)
         params, number = request.sampling_params, self._num_arrived
         request.arrival_time = self.clock()
@@ -103,14 +110,23 @@ class EngineCore:
             bad_words=self.encode_words(params.bad_words) if params.bad_words and self.encode_words else (),
             longest_output=self.scheduler.longest_output(request.root),
         )
-        self._groups[request.request_id] = Group(request, demands, self.make_text(params), decode=self.decode)
+        group = Group(request, demands, self.make_text(params), decode=self.decode)
+        self._is_torn = True
+        self._groups[request.request_id] = group
         self._num_arrived += 1
         self.scheduler.add(request)
+        self._is_torn = False
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request in whatever state it is and frees its blocks at once; None if it is not there any more."""
+        self._mend()
         group = self._groups.get(request_id)
-        return None if group is None else self._stop(group, FinishReason.ABORT)
+        if group is None:
+            return None
+        self._is_torn = True
+        output = self._stop(group, FinishReason.ABORT)
+        self._is_torn = False
+        return output
 
     def has_unfinished(self) -> bool:
         return bool(self._groups)
@@ -122,19 +138,25 @@ class EngineCore:
 
         Where the device can, the step after is decided and launched before this one is recorded, so that the host works
         while the device does. What that step computes for a sequence that turns out to have ended is dropped.
+
+        All or nothing: whatever breaks a step off, at whatever line, ends every request, and the engine is as new.
         """
-        self.last_step = IterationStats(timestamp=self.clock())
+        self._mend()
+        self._is_torn = True
         try:
+            self.last_step = IterationStats(timestamp=self.clock())
             now, self._under_way = self._under_way or self._launch(self.scheduler.schedule()), None
             if self.device.runs_ahead and now.schedule.sequences and not now.schedule.is_short:
                 self._expect(now)
                 ahead = self.scheduler.schedule(may_preempt=False)
                 self._under_way = self._launch(ahead) if ahead.sequences else None
-            result = now.ticket()
+            outputs = self._record(now, now.ticket())
         except BaseException:
-            self._abandon()
+            with suppress(Exception):  # the caller hears what broke the step; the next act tries this again
+                self.reset()
             raise
-        return self._record(now, result)
+        self._is_torn = False
+        return outputs
 
     def _launch(self, schedule: Schedule) -> Launched:
         plan = self._plan(schedule)
@@ -207,7 +229,8 @@ class EngineCore:
                 self.last_step.record_first_token(now - group.metrics.arrival_time)
             self._advance(group, candidates, now)
             outputs += self._due(group)
-        self.metrics.add(self.last_step, sum(manager.num_in_use for manager in self.scheduler.managers))
+        in_use = sum(manager.num_in_use for manager in self.scheduler.managers)
+        self.metrics = self.metrics.after(self.last_step, in_use)
         return outputs
 
     def _record_prompts(self, launched: Launched, result: StepResult) -> list[RequestOutput]:
@@ -274,19 +297,32 @@ class EngineCore:
         assert output is not None, "a finished group always has an output"
         return output
 
-    def _abandon(self) -> None:
-        """A step broke off: what it should have computed is counted on, so nothing of it may stay."""
-        self._under_way = None
-        for group in list(self._groups.values()):
-            self._stop(group, FinishReason.ABORT)
-        self.reset_prefix_cache()
-
     # -- state -----------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Drops every request and all that the caches hold.
+
+        Asks nobody what state they are in, since what was broken off may have left them in any: queues, blocks and rows
+        are made anew. Breaking it off too does no harm, for the next act begins with it.
+        """
+        self._is_torn = True
+        self._under_way = None
+        self._groups = {}
+        self.scheduler.reset()
+        self.device.reset()
+        self._is_torn = False
+
+    def _mend(self) -> None:
+        if self._is_torn:
+            self.reset()
 
     def reset_prefix_cache(self) -> None:
         """Later prompts find nothing of earlier ones; running requests go on undisturbed."""
+        self._mend()
+        self._is_torn = True
         for manager in self.scheduler.managers:
             manager.reset_prefix_cache()
+        self._is_torn = False
 
     def stats(self) -> dict[str, int]:
         managers = self.scheduler.managers

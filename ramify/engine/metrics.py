@@ -102,7 +102,7 @@ class IterationStats:
         self.max_num_generation_tokens.append(num_generation_tokens)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class EngineMetrics:
     """Totals since the engine started."""
 
@@ -113,14 +113,20 @@ class EngineMetrics:
     requests_finished: int = 0
     blocks_in_use_peak: int = 0
 
-    def add(self, step: IterationStats, blocks_in_use: int) -> None:
-        self.steps += 1
-        for role, counts in step.tracks.items():
-            self.tracks[role].add(counts)
-        self.generated_tokens += step.num_generation_tokens
-        self.preemptions += step.num_preempted
-        self.requests_finished += len(step.finished_requests)
-        self.blocks_in_use_peak = max(self.blocks_in_use_peak, blocks_in_use)
+    def after(self, step: IterationStats, blocks_in_use: int) -> EngineMetrics:
+        """The totals after one more step; these stay, so that no step is ever counted in part."""
+        tracks = _by_role()
+        for counted in (self.tracks, step.tracks):
+            for role, counts in counted.items():
+                tracks[role].add(counts)
+        return EngineMetrics(
+            self.steps + 1,
+            tracks,
+            self.generated_tokens + step.num_generation_tokens,
+            self.preemptions + step.num_preempted,
+            self.requests_finished + len(step.finished_requests),
+            max(self.blocks_in_use_peak, blocks_in_use),
+        )
 
     @property
     def prompt_tokens_computed(self) -> int:

@@ -42,12 +42,22 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.enable_chunked_prefill = enable_chunked_prefill
         self.preemption_mode = preemption_mode
-        self.running: list[Gang] = []  # both lists stand in order
-        self.waiting: list[Gang] = []
-        self._gang_of: dict[str, Gang] = {}
         self._num_arrived = 0
         self._placement = Placement(managers)
         self._shared_reads = [SharedReads(manager.block_size) for manager in managers]
+        self._forget_sequences()
+
+    def reset(self) -> None:
+        """Drops every sequence and every block, in whatever state they are."""
+        self._forget_sequences()
+        for manager in self.managers:
+            manager.reset()
+
+    def _forget_sequences(self) -> None:
+        self.running: list[Gang] = []  # both lists stand in order
+        self.waiting: list[Gang] = []
+        self._gang_of: dict[str, Gang] = {}
+        self._rows_changed()
 
     @property
     def num_running(self) -> int:

@@ -36,7 +36,9 @@ class DeviceTables:
         """Sends what differs: mostly nothing, now and then a block at the end."""
         if reads.first_rows is self._last_rows and reads.tables == self._last_tables:
             return  # the same tracks just go on
-        self._last_rows, self._last_tables = reads.first_rows, reads.tables
+        # Known again only once it is sent: whoever breaks this off leaves rows that nothing is known of.
+        self._last_rows = np.empty(0, np.int64)
+        changed: list[tuple[int, Table]] = []
         entries: list[Int64s] = []
         blocks: list[int] = []
         width = self._tables.shape[1]
@@ -49,9 +51,13 @@ class DeviceTables:
             first = common_blocks(known, table)
             entries.append(np.arange(row * width + first, row * width + len(table)))
             blocks += table[first:]
-            self._known[row] = table
+            changed.append((row, table))
+            self._known[row] = ()
         if entries:
             self._send(np.concatenate(entries), blocks)
+        for row, table in changed:
+            self._known[row] = table
+        self._last_rows, self._last_tables = reads.first_rows, reads.tables
 
     def _send(self, entries: Int64s, blocks: Sequence[int]) -> None:
         """Through pinned memory, so that the host does not wait for the device; a long list goes in pieces."""

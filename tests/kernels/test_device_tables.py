@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,3 +44,40 @@ def test_every_row_has_its_tracks_table_whatever_comes_and_goes(data: st.DataObj
         held.follow(Reads.of(rows, ones, ones, own, [], block_size=16, size=len(present)))
         for key, row in zip(present, rows.tolist(), strict=True):
             assert tuple(on_device[row, : len(tables[key])].tolist()) == tables[key]
+
+
+def test_a_step_that_breaks_off_while_tables_are_sent_leaves_no_row_half_known() -> None:
+    """At every line: what was there before, and comes again, is sent again."""
+    old, new = (1, 2, 3), (1, 7, 8, 9)
+    rows, ones = np.zeros(1, np.int64), np.ones(1, np.int64)
+
+    def follow(held: DeviceTables, table: tuple[int, ...]) -> None:
+        held.follow(Reads.of(rows, ones, ones, [table], [], block_size=16, size=1))
+
+    for place in range(1, 100):
+        on_device = torch.full((1, 6), -1, dtype=torch.int32)
+        held, left = DeviceTables(on_device), place
+        follow(held, old)
+
+        def trace(frame: FrameType, event: str, _argument: object) -> Any:
+            nonlocal left
+            if not frame.f_code.co_filename.endswith("tables.py"):
+                return None
+            left -= event == "line"
+            if left == 0:
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            follow(held, new)
+        except KeyboardInterrupt:
+            sys.settrace(before)
+            follow(held, old)
+            assert tuple(on_device[0, :3].tolist()) == old, place
+        else:
+            sys.settrace(before)
+            assert place > 20
+            return
+    pytest.fail("it came to no end")

@@ -193,6 +193,27 @@ def test_an_abort_of_one_changes_nothing_for_others() -> None:
     run(body)
 
 
+def test_a_fault_while_a_step_is_recorded_ends_all_requests_and_the_next_ones_are_served() -> None:
+    async def body() -> None:
+        core = fake_engine()
+        engine = AsyncEngine(core)
+        adopt = core.scheduler.adopt
+
+        def broken(_forks: Any) -> None:
+            raise MemoryError
+
+        core.scheduler.adopt = broken  # type: ignore[method-assign, assignment]
+        streams = [engine.submit(request(name, n=3)) for name in ("a", "bb")]
+        got = await asyncio.gather(*(stream.final() for stream in streams), return_exceptions=True)
+        assert [type(error) for error in got] == [EngineFaultError] * 2
+        assert engine.stats()["blocks_in_use"] == engine.stats()["running"] == 0
+        core.scheduler.adopt = adopt  # type: ignore[method-assign]
+        assert tokens_of(await engine.submit(request("a", n=3)).final()) == expected("a", n=3)
+        await engine.shutdown()
+
+    run(body)
+
+
 def test_a_fault_of_the_engine_ends_all_requests_and_the_next_ones_are_served() -> None:
     async def body() -> None:
         core = fake_engine()
