@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def run(llm: LLM | OptimalSampling, workload: GpuWorkload) -> tuple[float, list[
 def measure(llm: LLM | OptimalSampling, workload: GpuWorkload, repeats: int) -> Measured:
     """The fastest of several runs, after one in which graphs are captured and kernels compiled."""
     first, _ = run(llm, workload)
-    llm.core.metrics.blocks_in_use_peak = 0  # of this workload, not of those before it
+    llm.core.metrics = replace(llm.core.metrics, blocks_in_use_peak=0)  # of this workload, not of those before it
     best: Measured | None = None
     for _ in range(repeats):
         seconds, outputs = run(llm, workload)

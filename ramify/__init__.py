@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ramify.errors import (
         CacheExhaustedError,
         ChatTemplateError,
+        EngineBusyError,
         EngineClosedError,
         EngineFaultError,
         FileFormatError,
@@ -65,6 +66,7 @@ _HOMES = {
     "ramify.errors": (
         "CacheExhaustedError",
         "ChatTemplateError",
+        "EngineBusyError",
         "EngineClosedError",
         "EngineFaultError",
         "FileFormatError",
@@ -115,6 +117,7 @@ __all__ = [
     "ChatTemplateError",
     "CompletionOutput",
     "DiverseSamplingManager",
+    "EngineBusyError",
     "EngineClosedError",
     "EngineConfig",
     "EngineCore",

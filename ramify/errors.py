@@ -11,6 +11,7 @@ RamifyError
 ├── ChatTemplateError          a chat template failed or went past its limits
 ├── IllegalMoveError           a sequence was asked to make a move its state does not allow
 ├── CacheExhaustedError        blocks were asked for that are not there
+├── EngineBusyError            a call came from inside another call of the same engine
 ├── EngineFaultError           a step of an asynchronous engine failed, and with it every request that was running
 └── EngineClosedError          an asynchronous engine was shut down and takes no more requests
 """
@@ -60,6 +61,10 @@ class IllegalMoveError(RamifyError, RuntimeError):
 
 class CacheExhaustedError(RamifyError, RuntimeError):
     """More KV blocks were asked for than are free."""
+
+
+class EngineBusyError(RamifyError, RuntimeError):
+    """A call came from inside another call of the same engine, which it would have waited for for ever."""
 
 
 class EngineFaultError(RamifyError, RuntimeError):

@@ -10,7 +10,7 @@ import torch
 from ramify.config import DEFAULT_MODEL, EngineConfig, EngineOptions
 from ramify.drive.build import build_engine
 from ramify.drive.intake import Prompt, as_prompts, one_for_each
-from ramify.drive.loops import run, steps
+from ramify.drive.loops import Calls
 from ramify.engine.request import Request
 from ramify.errors import InvalidInputError, WeightsError
 from ramify.models.weights import fill
@@ -40,6 +40,7 @@ class LLM:
         self.architecture = engine.decoders[0].arch
         self.max_model_len = engine.max_model_len
         self.generation_defaults = engine.intake.defaults
+        self._calls = Calls(engine.core)
         self._codec = engine.codec
         self._intake = engine.intake
         self._decoder = engine.decoders[0]
@@ -58,7 +59,7 @@ class LLM:
         """Continues every prompt and returns the outputs in the prompts' order; lower priorities are served first.
 
         A bad parameter of any prompt raises before the first one starts. Ctrl-C aborts this call's requests and
-        leaves the engine usable.
+        leaves the engine usable. Calls from several threads take turns.
         """
         listed = as_prompts(prompts)
         params = self._params_for(listed, sampling_params)
@@ -135,26 +136,30 @@ class LLM:
     def stream_generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput]:
-        """Outputs of one prompt as they come, as `sampling_params.output_kind` says."""
-        self._check_weights()
+        """Outputs of one prompt as they come, as `sampling_params.output_kind` says.
+
+        Other calls wait until the stream is read to its end or closed.
+        """
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        for outputs in steps(self.core, [self._intake.request(prompt, params)]):
+        for outputs in self._calls.steps([self._intake.request(prompt, params)], check=self._check_weights):
             yield from outputs
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput]:
-        """Outputs of one conversation as they come, as `sampling_params.output_kind` says."""
-        self._check_weights()
+        """Outputs of one conversation as they come, as `sampling_params.output_kind` says.
+
+        Other calls wait until the stream is read to its end or closed.
+        """
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        for outputs in steps(self.core, [self._intake.chat_request(messages, params)]):
+        for outputs in self._calls.steps([self._intake.chat_request(messages, params)], check=self._check_weights):
             yield from outputs
 
     # -- the engine's state ----------------------------------------------------------------------------------
 
     def reset_prefix_cache(self) -> None:
         """Later prompts find nothing of earlier ones."""
-        self.core.reset_prefix_cache()
+        self._calls.between(self.core.reset_prefix_cache)
 
     def stats(self) -> dict[str, int]:
         """Counters since the start and the state of queue and cache."""
@@ -167,14 +172,17 @@ class LLM:
         computed with the old weights, so it is forgotten. If the stream breaks off, weights of two kinds are mixed:
         nothing is generated until another stream has filled them all.
         """
+        self._calls.between(lambda: self._replace_weights(weights))
+
+    # -- driving ---------------------------------------------------------------------------------------------
+
+    def _replace_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         if self.core.has_unfinished():
             raise InvalidInputError("weights can be replaced between calls only: requests are running")
         self._weights_are_whole = False
-        self.reset_prefix_cache()
+        self.core.reset_prefix_cache()
         fill(self._decoder, weights)
         self._weights_are_whole = True
-
-    # -- driving ---------------------------------------------------------------------------------------------
 
     def _params_for(
         self, prompts: Sequence[Any], given: SamplingParams | Sequence[SamplingParams] | None
@@ -186,8 +194,7 @@ class LLM:
         return params
 
     def _run(self, requests: list[Request], *, use_tqdm: bool) -> list[RequestOutput]:
-        self._check_weights()
-        return run(self.core, requests, use_tqdm=use_tqdm)
+        return self._calls.run(requests, use_tqdm=use_tqdm, check=self._check_weights)
 
     def _check_weights(self) -> None:
         if not self._weights_are_whole:

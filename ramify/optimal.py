@@ -14,7 +14,7 @@ from ramify.distill.recipe import MIXTURE_FIELDS, Recipe, load_preset
 from ramify.drive import alpha_view
 from ramify.drive.build import build_pair
 from ramify.drive.intake import Prompt, as_prompts
-from ramify.drive.loops import finish, run
+from ramify.drive.loops import Calls
 from ramify.drive.pair_intake import Rendered
 from ramify.engine.request import Request
 from ramify.errors import InvalidInputError
@@ -156,6 +156,7 @@ class OptimalSampling:
         self.tokenizer = engine.codec.tokenizer
         self.max_model_len = engine.max_model_len
         self.loads_one_checkpoint = len(engine.decoders) == 1
+        self._calls = Calls(engine.core)
         self._intake = engine.intake
 
     def generate(
@@ -178,15 +179,18 @@ class OptimalSampling:
             self._intake.request(prompt, params, theta_prompt=theta_prompt)
             for prompt, theta_prompt in zip(*_paired(prompts, theta_prompts), strict=True)
         ]
-        return OptimalOutputs(run(self.core, requests, use_tqdm=use_tqdm), self.tokenizer)
+        return OptimalOutputs(self._calls.run(requests, use_tqdm=use_tqdm), self.tokenizer)
 
     def request(self, prompt: Prompt, theta_prompt: Prompt | None, params: SamplingParams) -> Request:
         """A request for `finish`; a bad prompt or parameter raises here."""
         return self._intake.request(prompt, params, theta_prompt=theta_prompt)
 
     def finish(self, requests: Iterable[Request], *, most_at_once: int) -> Iterator[RequestOutput]:
-        """Finished outputs, in whatever order; at most `most_at_once` of any number of requests run at a time."""
-        return finish(self.core, requests, most_at_once=most_at_once)
+        """Finished outputs, in whatever order; at most `most_at_once` of any number of requests run at a time.
+
+        Other calls wait until it is read to its end or closed.
+        """
+        return self._calls.finish(requests, most_at_once=most_at_once)
 
     def render(
         self, prompts: Prompt | Sequence[Prompt], theta_prompts: Prompt | Sequence[Prompt] | None = None
@@ -214,7 +218,7 @@ class OptimalSampling:
 
     def reset_prefix_cache(self) -> None:
         """Empties the prefix caches of both models."""
-        self.core.reset_prefix_cache()
+        self._calls.between(self.core.reset_prefix_cache)
 
 
 OptimalSamplingV1 = OptimalSampling  # the name by which its source document knows it

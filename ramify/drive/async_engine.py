@@ -24,7 +24,7 @@ from typing import Protocol
 from ramify.drive.merging import merged
 from ramify.engine.metrics import IterationStats
 from ramify.engine.request import Request
-from ramify.errors import EngineClosedError, EngineFaultError, InvalidInputError, RamifyError
+from ramify.errors import EngineBusyError, EngineClosedError, EngineFaultError, InvalidInputError, RamifyError
 from ramify.outputs import RequestOutput
 
 _log = logging.getLogger(__name__)
@@ -166,6 +166,7 @@ class AsyncEngine:
 
     def submit(self, request: Request) -> RequestStream:
         """Queues a request made by an intake; call it inside an event loop."""
+        self._check_thread()
         mailbox = Mailbox(request)
         with self._lock:
             if not self._accepts:
@@ -192,6 +193,7 @@ class AsyncEngine:
 
     async def fetch(self, mailbox: Mailbox) -> RequestOutput:
         """Waits until the mailbox holds an output and takes it; raises what ended the request if none will come."""
+        self._check_thread()
         while True:
             with self._lock:
                 mailbox.arrived.clear()
@@ -204,6 +206,7 @@ class AsyncEngine:
 
     async def shutdown(self, grace_seconds: float = 0.0) -> None:
         """Refuses new requests, lets running ones go on for the grace time, aborts the rest, ends the thread."""
+        self._check_thread()
         self.close_intake()
         deadline = asyncio.get_running_loop().time() + grace_seconds
         while self._mailboxes and asyncio.get_running_loop().time() < deadline:
@@ -223,6 +226,13 @@ class AsyncEngine:
         atexit.unregister(self.stop)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def _check_thread(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise EngineBusyError(
+                "the engine thread cannot wait for itself: logits processors, score functions and observers must not "
+                "call the engine they run in (a second engine may be called)"
+            )
 
     # -- the engine thread -----------------------------------------------------------------------------------
 

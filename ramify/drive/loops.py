@@ -1,31 +1,125 @@
-"""Driving an engine from a plain call: requests in, outputs out, a progress bar meanwhile."""
+"""Driving an engine from plain calls, which take turns: requests in, outputs out, a progress bar meanwhile."""
 
 from __future__ import annotations
 
 import gc
+import threading
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from typing import TypeVar
 
 from tqdm import tqdm
 
 from ramify.engine.core import EngineCore
 from ramify.engine.request import Request
+from ramify.errors import EngineBusyError
 from ramify.outputs import RequestOutput
 
 SECONDS_BETWEEN_REFRESHES = 0.5
 
+Result = TypeVar("Result")
 
-def run(core: EngineCore, requests: list[Request], *, use_tqdm: bool) -> list[RequestOutput]:
-    """The finished outputs, in the requests' order."""
-    finished: dict[str, RequestOutput] = {}
-    with _old_objects_frozen(), _Progress(core, len(requests), visible=use_tqdm) as progress:
-        for outputs in steps(core, requests):
-            ended = {output.request_id: output for output in outputs if output.finished}
-            finished |= ended
-            progress.update(len(ended))
-    return [finished[request.request_id] for request in requests]
+
+class Calls:
+    """The plain calls of one engine. Each has the engine to itself, and others wait until it has ended.
+
+    So a call that is broken off, by Ctrl-C or whatever else, takes nobody's requests with it but its own. A call from
+    inside another of the same thread (a processor's, or that of somebody who reads a stream) could wait for ever: it is
+    refused.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        # Taken by a plain `with` only: no signal can come between a lock and its `with`, so none can leave it taken.
+        self._turn = threading.Lock()
+        self._thread = 0  # whose turn it is, or was
+        self._started: dict[str, None] = {}  # requests of the call whose turn it is, in their order
+
+    def run(
+        self, requests: list[Request], *, use_tqdm: bool, check: Callable[[], None] | None = None
+    ) -> list[RequestOutput]:
+        """The finished outputs, in the requests' order; `check` raises if, now that it is their turn, none may go."""
+        finished: dict[str, RequestOutput] = {}
+        self._check_thread()
+        with self._turn, _old_objects_frozen(), _Progress(self._core, len(requests), visible=use_tqdm) as progress:
+            for outputs in self._drive(requests, check=check):
+                ended = {output.request_id: output for output in outputs if output.finished}
+                finished |= ended
+                progress.update(len(ended))
+        return [finished[request.request_id] for request in requests]
+
+    def steps(
+        self, requests: list[Request], *, check: Callable[[], None] | None = None
+    ) -> Generator[list[RequestOutput]]:
+        """Yields each step's outputs until all requests have ended; leaving early, or an error, aborts them."""
+        self._check_thread()
+        with self._turn:
+            yield from self._drive(requests, check=check)
+
+    def finish(self, requests: Iterable[Request], *, most_at_once: int) -> Generator[RequestOutput]:
+        """Finished outputs, in whatever order; at most `most_at_once` requests are in the engine at a time.
+
+        So there may be any number of requests. Leaving early, or an error, aborts those that are running.
+        """
+        self._check_thread()
+        with self._turn:
+            for outputs in self._drive(requests, most_at_once=most_at_once):
+                yield from (output for output in outputs if output.finished)
+
+    def between(self, act: Callable[[], Result]) -> Result:
+        """Does something to the engine while no call runs."""
+        self._check_thread()
+        with self._turn:
+            self._begin()
+            return act()
+
+    def _check_thread(self) -> None:
+        if self._turn.locked() and self._thread == threading.get_ident():
+            raise EngineBusyError(
+                "this engine is in the middle of a call of the same thread, which could never end while another waits "
+                "for it: logits processors and score functions must not call the engine they run in (a second engine "
+                "may be called), and a stream must be read to its end or closed before the next call"
+            )
+
+    def _drive(
+        self,
+        requests: Iterable[Request],
+        *,
+        most_at_once: int | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> Generator[list[RequestOutput]]:
+        """Yields each step's outputs; the turn must be this call's."""
+        self._begin()
+        if check is not None:
+            check()
+        waiting = iter(requests)
+        try:
+            while True:
+                room = None if most_at_once is None else most_at_once - len(self._started)
+                for request in islice(waiting, room):
+                    self._started[request.request_id] = None
+                    self._core.add_request(request)
+                if not self._core.has_unfinished():
+                    return
+                outputs = self._core.step()
+                for output in outputs:
+                    if output.finished:
+                        self._started.pop(output.request_id, None)
+                yield outputs
+        finally:
+            self._end()
+
+    def _begin(self) -> None:
+        self._thread = threading.get_ident()
+        self._end()  # what the call before could not end, because it was broken off in its end too
+
+    def _end(self) -> None:
+        """May be broken off, and begun again."""
+        for request_id in self._started:
+            self._core.abort(request_id)
+        self._started = {}
 
 
 class _Progress:
@@ -51,41 +145,6 @@ class _Progress:
         self._bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=not num_ended)
         self._bar.update(num_ended)
         self._shown = now
-
-
-def steps(core: EngineCore, requests: list[Request]) -> Generator[list[RequestOutput]]:
-    """Adds requests and yields each step's outputs until all have ended; leaving early, or an error, aborts them."""
-    try:
-        for request in requests:
-            core.add_request(request)
-        while core.has_unfinished():
-            yield core.step()
-    finally:
-        for request in requests:
-            core.abort(request.request_id)
-
-
-def finish(core: EngineCore, requests: Iterable[Request], *, most_at_once: int) -> Iterator[RequestOutput]:
-    """Finished outputs, in whatever order; at most `most_at_once` requests are in the engine at a time.
-
-    So there may be any number of requests. Leaving early, or an error, aborts those that are running.
-    """
-    waiting = iter(requests)
-    running: set[str] = set()
-    try:
-        while True:
-            for request in islice(waiting, most_at_once - len(running)):
-                core.add_request(request)
-                running.add(request.request_id)
-            if not running:
-                return
-            for output in core.step():
-                if output.finished:
-                    running.discard(output.request_id)
-                    yield output
-    finally:
-        for request_id in running:
-            core.abort(request_id)
 
 
 @contextmanager

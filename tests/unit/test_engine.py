@@ -71,6 +71,14 @@ class Setting:
     requests: list[tuple[list[int], SamplingParams, int]] = field(default_factory=list)
 
 
+CONTROLS: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.5, "frequency_penalty": 0.5},
+    {"presence_penalty": 1.0},
+    {"logit_bias": {5: 9.0, 0: 4.0}, "min_tokens": 1},
+    {"allowed_token_ids": [0, 1, 2, 9, 100, 299], "repetition_penalty": 0.8},
+]
+
+
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[list[int], SamplingParams, int]:
     # A small alphabet and repeated beginnings, so that prefixes meet.
@@ -91,6 +99,7 @@ def requests(draw: st.DrawFn) -> tuple[list[int], SamplingParams, int]:
             options |= {"strategy": "diverse", "diversity_penalty": 2.0}
         elif kind == "best_of" and options["temperature"]:
             options["best_of"] = n + draw(st.integers(0, 2))
+    options |= draw(st.sampled_from([{}, {}, *CONTROLS]))
     return prompt, SamplingParams(**options), draw(st.integers(-1, 1))
 
 

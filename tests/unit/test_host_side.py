@@ -108,7 +108,7 @@ ramify.cli.main()
 # What callers may rely on; a name may be added, and none may go.
 PUBLIC_NAMES = """
     LLM AsyncEngine AsyncLLM BeamSearchManager BeamState BestOfNFilter CacheConfig CacheExhaustedError
-    ChatTemplateError CompletionOutput DiverseSamplingManager EngineClosedError EngineConfig EngineCore
+    ChatTemplateError CompletionOutput DiverseSamplingManager EngineBusyError EngineClosedError EngineConfig EngineCore
     EngineFaultError FileFormatError FinishReason GrownToken GrowthStep IllegalMoveError InvalidInputError
     IterationStats Logprob MixtureConfig MixtureReport ModelConfig ModelError ModelLoader ModelNotFoundError
     OptimalOutputs OptimalSampling OutputKind ParallelSamplingManager ParentRequest RamifyError Request

@@ -15,7 +15,7 @@ def test_tokens_per_second_move_while_no_prompt_ends(
 ) -> None:
     monkeypatch.setattr(loops, "SECONDS_BETWEEN_REFRESHES", 0.0)
     requests = [Request(name, None, [1, 2, 3], SamplingParams(max_tokens=8, ignore_eos=True)) for name in "ab"]
-    outputs = loops.run(fake_engine(), requests, use_tqdm=visible)
+    outputs = loops.Calls(fake_engine()).run(requests, use_tqdm=visible)
     assert [output.request_id for output in outputs] == ["a", "b"]
     shown = capsys.readouterr().err.split("\r")
     if not visible:
