@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -131,6 +132,87 @@ def test_the_other_direction_is_balanced_by_a_half_for_every_pair() -> None:
         of_theta, of_teacher = (float((2 * q - model).logsumexp(-1)) for model in (theta, teacher))
         assert of_theta == pytest.approx(of_teacher, abs=1e-9)
         assert of_theta == pytest.approx(-2 * reference.log_z(theta, teacher, 0.5), abs=1e-9)
+
+
+def information(theta: Tensor, teacher: Tensor, alpha: float) -> float:
+    """The Fisher information of α in one token of q_α."""
+    q, d = reference.mixture(theta, teacher, alpha).exp(), teacher - theta
+    return float((q * (d - (q * d).sum()).square()).sum())
+
+
+def test_divergences_are_integrals_of_the_fisher_information() -> None:
+    def integral(function: Callable[[float], float], start: float, end: float) -> float:
+        """Simpson's rule."""
+        width = (end - start) / 400
+        values = [function(start + width * place) for place in range(401)]
+        return width / 3 * (values[0] + values[-1] + 4 * sum(values[1:-1:2]) + 2 * sum(values[2:-1:2]))
+
+    for theta, teacher in (*PAIRS[:3], PAIRS[6], (THETA, TEACHER)):
+        for alpha in (0.3, reference.kl_symmetry(theta, teacher)):
+            q = reference.mixture(theta, teacher, alpha)
+
+            def near_theta(s: float, theta: Tensor = theta, teacher: Tensor = teacher) -> float:
+                return s * information(theta, teacher, s)
+
+            def near_teacher(s: float, theta: Tensor = theta, teacher: Tensor = teacher) -> float:
+                return (1 - s) * information(theta, teacher, s)
+
+            assert integral(near_theta, 0, alpha) == pytest.approx(reference.divergence(q, theta), rel=1e-6)
+            assert integral(near_teacher, alpha, 1) == pytest.approx(reference.divergence(q, teacher), rel=1e-6)
+
+
+def test_the_log_ratio_meets_the_bound_at_every_alpha() -> None:
+    """d's own variance is the Cramér–Rao bound for its mean, (slope of the mean)² / information, wherever α is."""
+    step = 1e-4
+    for theta, teacher in PAIRS[:10]:
+        for alpha in (0.1, 0.5, 0.8):
+            before, after = (reference.mean_ratio(theta, teacher, alpha + move) for move in (-step, step))
+            slope, told = (after - before) / (2 * step), information(theta, teacher, alpha)
+            assert slope**2 / told == pytest.approx(told, rel=1e-4)
+
+
+def test_the_most_information_is_not_at_the_symmetric_point() -> None:
+    places = [place / 1000 for place in range(1001)]
+
+    def most(theta: Tensor, teacher: Tensor) -> float:
+        return max(places, key=lambda alpha: information(theta, teacher, alpha))
+
+    symmetric, best = reference.kl_symmetry(THETA, TEACHER), most(THETA, TEACHER)
+    numbers = [information(THETA, TEACHER, alpha) for alpha in (best, symmetric)]
+    page = (Path(__file__).parents[2] / "docs" / "theory.md").read_text()
+    assert f"α = {best:.3f} ({numbers[0]:.3f}, against {numbers[1]:.3f} at {symmetric:.4f})" in page
+    assert sum(most(*pair) in {0, 1} for pair in PAIRS[:5]) >= 3, "for models that nearly agree, often an end"
+
+
+def test_whatever_is_measured_is_off_by_no_more_than_chi_squared_allows() -> None:
+    generator = torch.Generator().manual_seed(4)
+    for theta, teacher in (*PAIRS[:10], (THETA, TEACHER)):
+        log_q = reference.mixture(theta, teacher, reference.ess_balance(theta, teacher))
+        q = log_q.exp()
+        bounds = []
+        for log_p in (theta, teacher):
+            p, chi_squared = log_p.exp(), 1 / reference.sample_size(log_p, log_q) - 1
+            bounds.append(chi_squared)
+            measures = [torch.randn(len(q), generator=generator, dtype=torch.float64) for _ in range(20)]
+            for f in (*measures, p / q):
+                off = float(((p - q) * f).sum()) ** 2
+                variance = float((q * f.square()).sum() - (q * f).sum().square())
+                assert off <= chi_squared * variance * (1 + 1e-9)
+            assert off == pytest.approx(chi_squared * variance, rel=1e-6), "the last of them reaches it"
+        assert bounds[0] == pytest.approx(bounds[1], rel=1e-6), "balanced by ess_balance"
+
+
+def test_near_agreement_both_tend_to_a_half_one_three_times_as_fast() -> None:
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(5):
+        logits, turn = torch.randn(2, 50, generator=generator, dtype=torch.float64)
+        theta = reference.log_probabilities(logits)
+        teacher = reference.log_probabilities(logits + 1e-3 * turn.square())
+        p, d = theta.exp(), teacher - theta
+        centred = d - (p * d).sum()
+        skew = float((p * centred**3).sum() / (p * centred**2).sum())
+        assert reference.kl_symmetry(theta, teacher) - 0.5 == pytest.approx(skew / 24, rel=0.02)
+        assert reference.ess_balance(theta, teacher) - 0.5 == pytest.approx(skew / 8, rel=0.02)
 
 
 def worked_example() -> list[tuple[str, list[float]]]:
