@@ -31,6 +31,7 @@ format: .venv/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $(CPU_KERNELS)
 	$(BIN)/python docs/count.py --write >/dev/null
+	$(BIN)/python docs/api.py --write
 
 # How much there is to read, by room; `make format` writes the tour's numbers where they are said.
 count:
