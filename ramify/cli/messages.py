@@ -1,6 +1,6 @@
 """What a command tells on standard error: dim lines of progress, and one line for an error.
 
-Long lines are left to the terminal: a message that is piped or searched through stays in one piece.
+Lines are wrapped for people alone: a message that is piped or searched through stays in one piece.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ from rich.text import Text
 
 
 def say(message: str) -> None:
-    Console(stderr=True).print(Text(message, style="dim"), soft_wrap=True)
+    _print(Text(message, style="dim"))
 
 
 def say_error(message: str) -> None:
-    Console(stderr=True).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    _print(Text.assemble(("error: ", "bold red"), message))
+
+
+def _print(text: Text) -> None:
+    console = Console(stderr=True)
+    console.print(text, soft_wrap=not console.is_terminal)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import Field
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +18,21 @@ if TYPE_CHECKING:
 MUCH_ALIKE = 0.5  # samples below this temperature often begin with the same words
 
 
-def sampling_flags(defaults: Mapping[str, Any]) -> list[inspect.Parameter]:
+def sampling_flags(defaults: Mapping[str, Any], *, without: Collection[str] = frozenset()) -> list[inspect.Parameter]:
     """The flags of SamplingParams; those that a model may recommend are None if they are left out."""
+    some = [field for field in SAMPLING_FIELDS if field.name not in without]
     return [
         optional(flag, shown="the model's own") if flag.name in RECOMMENDED_FIELDS else flag
-        for flag in flags_of(SAMPLING_FIELDS, "Sampling", defaults)
+        for flag in flags_of(some, "Sampling", defaults)
     ]
 
 
 def said_fields(values: Mapping[str, Any]) -> tuple[Field[Any], ...]:
-    """The fields of SamplingParams that the command line says: all but those that are left to the model."""
+    """The fields of SamplingParams that the command line says: all its flags but those that are left to the model."""
     return tuple(
-        field for field in SAMPLING_FIELDS if field.name not in RECOMMENDED_FIELDS or values[field.name] is not None
+        field
+        for field in SAMPLING_FIELDS
+        if field.name in values and (field.name not in RECOMMENDED_FIELDS or values[field.name] is not None)
     )
 
 

@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ramify import disk
 from ramify.errors import RamifyError
 from ramify.models.embedded import cache_folder
 
 # OpenMP's pragmas, but not its library: torch has brought one, and two would fight for the cores.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp")
 SECONDS = 120  # far more than any machine needs
+ROOM = 2_000_000  # bytes: the library, and what the compiler writes on its way
 KEPT_DAYS = 60  # libraries of earlier versions and other processors
 
 
@@ -47,7 +49,8 @@ def compiled(say: Callable[[str], None], architecture: str = "native") -> Iterat
         # What was checked is what is loaded, whoever may exchange folders above it: the open folder, not its name.
         opened = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW)
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
-        raise NoCompilerError(f"there is no cache to keep them in: {error}") from None
+        why = disk.no_room(cache_folder(), ROOM) if disk.is_full(error) else error
+        raise NoCompilerError(f"there is no cache to keep them in: {why}") from None
     try:
         _check_private(os.fstat(opened), folder)
         path = Path(f"/proc/self/fd/{opened}") / f"kernels-{_digest(sources, architecture)}.so"
@@ -63,6 +66,8 @@ def _compile(sources: list[Path], folder: Path, name: str, architecture: str) ->
     compiler = shutil.which("g++")
     if compiler is None:
         raise NoCompilerError("no C++ compiler (g++) was found")
+    if disk.free_space(folder) < ROOM:
+        raise NoCompilerError(disk.no_room(folder, ROOM))
     try:
         with tempfile.TemporaryDirectory(prefix="compile-", dir=folder) as work:
             units = [path for path in sources if path.suffix == ".cpp"]
@@ -71,12 +76,16 @@ def _compile(sources: list[Path], folder: Path, name: str, architecture: str) ->
             Path(work, name).replace(folder / name)  # atomic: another process sees the whole file or none
         _remove_old(folder)
     except OSError as error:
-        raise NoCompilerError(f"the library could not be stored in {folder}: {error.strerror or error}") from None
+        raise NoCompilerError(f"the library could not be stored: {disk.reason(error, folder, ROOM)}") from None
 
 
 def _run(command: list[str], folder: str) -> None:
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False)
+        # What the compiler writes on its way lies beside the library: one disk must have room, not two.
+        environment = {**os.environ, "TMPDIR": folder}
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
         raise NoCompilerError(f"the compiler did not end within {SECONDS} s") from None
     if done.returncode != 0:

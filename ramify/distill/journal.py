@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ramify import disk
 from ramify.distill.problems import Problem
 from ramify.distill.recipe import Recipe
 from ramify.errors import InvalidInputError, RamifyError
@@ -31,7 +32,7 @@ class Journal:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
-            raise RamifyError(f"cannot write to {folder}: {error.strerror}") from None
+            raise RamifyError(f"cannot write to {folder}: {disk.reason(error, folder)}") from None
         try:
             _lock(self._file, folder)
             self._settle_settings()
@@ -51,9 +52,10 @@ class Journal:
             os.fsync(self._file)
         except OSError as error:
             os.ftruncate(self._file, end)
+            why = disk.reason(error, self.folder, len(content))
             raise RamifyError(
-                f"cannot write to {self.path}: {error.strerror}. What was there is safe: make room, then run the same "
-                f"command again to go on"
+                f"cannot write to {self.path}: {why}. What was there is safe: make room, then run the same command "
+                f"again to go on"
             ) from None
         self.done.add(int(samples[0]["line"]))
 
@@ -78,7 +80,7 @@ class Journal:
         if not path.exists():
             if os.fstat(self._file).st_size:
                 raise InvalidInputError(f"{self.path} was not written by this command: choose another folder")
-            write_whole(path, json.dumps(wanted, ensure_ascii=False, indent=1) + "\n")
+            disk.write_whole(path, json.dumps(wanted, ensure_ascii=False, indent=1) + "\n")
             return
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -134,19 +136,6 @@ def _sample(content: bytes) -> tuple[int, str, int] | None:
         return int(entry["line"]), str(entry["problem"]), int(entry["sample"])
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def write_whole(path: Path, content: str) -> None:
-    """Writes the whole file or, whatever happens meanwhile, leaves the old one."""
-    unfinished = path.with_name(path.name + ".part")
-    try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except OSError as error:
-        raise RamifyError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _lock(file: int, folder: Path) -> None:

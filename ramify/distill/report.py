@@ -9,7 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ramify.distill.journal import Journal, write_whole
+from ramify.disk import write_whole
+from ramify.distill.journal import Journal
 from ramify.distill.recipe import Recipe
 from ramify.drive.alpha_view import STYLE, color
 

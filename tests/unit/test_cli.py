@@ -18,6 +18,7 @@ from ramify.cli.commands import app, main
 from ramify.cli.options import in_flags_words, made
 from ramify.cli.view import facts_that_fit
 from ramify.errors import InvalidInputError
+from ramify.models.generation_defaults import NO_DEFAULTS
 from ramify.outputs import CompletionOutput, RequestOutput
 from ramify.sampling_params import OutputKind, SamplingParams
 
@@ -141,6 +142,8 @@ def test_shells_complete_commands_and_flags(run: Ran) -> None:
 
 class EchoLLM:
     """Stands in for an LLM: says which seed it was asked with."""
+
+    generation_defaults = NO_DEFAULTS
 
     def __init__(self, **_: Any) -> None: ...
 

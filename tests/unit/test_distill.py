@@ -325,7 +325,7 @@ def test_a_full_disk_leaves_whole_problems(room: int, tmp_path_factory: pytest.T
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "write", limited)
-            with pytest.raises(RamifyError, match="No space left"):
+            with pytest.raises(RamifyError, match="no space is left"):
                 journal.append(samples_of(PROBLEMS[1]))
         assert journal.path.read_bytes() == before
         journal.append(samples_of(PROBLEMS[1]))
