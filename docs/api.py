@@ -21,7 +21,7 @@ WIDTH = 116  # of a signature that stays on one line
 
 CHAPTERS: dict[str, tuple[str, ...]] = {
     "Doors": ("LLM", "AsyncLLM", "OptimalSampling", "OptimalSamplingV1"),
-    "What is asked": ("SamplingParams", "SamplingStrategy", "SamplingType", "OutputKind"),
+    "What is asked": ("SamplingParams", "SamplingStrategy", "SamplingType", "OutputKind", "TextPrompt", "TokensPrompt"),
     "What comes back": (
         "RequestOutput",
         "CompletionOutput",
@@ -60,6 +60,7 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "RamifyError",
         "InvalidInputError",
         "UnsupportedError",
+        "UnsupportedAttributeError",
         "ModelError",
         "ModelNotFoundError",
         "FileFormatError",
@@ -69,6 +70,7 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "IllegalMoveError",
         "CacheExhaustedError",
         "EngineFaultError",
+        "EngineBusyError",
         "EngineClosedError",
     ),
 }

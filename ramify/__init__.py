@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ramify.documents.model_runner import ModelRunner
     from ramify.documents.sampler import Sampler
     from ramify.drive.async_engine import AsyncEngine, RequestStream
+    from ramify.drive.intake import TextPrompt, TokensPrompt
     from ramify.engine.core import EngineCore
     from ramify.engine.metrics import IterationStats
     from ramify.engine.request import Request
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         ModelError,
         ModelNotFoundError,
         RamifyError,
+        UnsupportedAttributeError,
         UnsupportedError,
         UnsupportedModelError,
         WeightsError,
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ramify.drive.async_engine": ("AsyncEngine", "RequestStream"),
+    "ramify.drive.intake": ("TextPrompt", "TokensPrompt"),
     "ramify.async_llm": ("AsyncLLM",),
     "ramify.config": ("CacheConfig", "EngineConfig", "MixtureConfig", "ModelConfig", "SchedulerConfig"),
     "ramify.engine.core": ("EngineCore",),
@@ -75,6 +78,7 @@ _HOMES = {
         "ModelError",
         "ModelNotFoundError",
         "RamifyError",
+        "UnsupportedAttributeError",
         "UnsupportedError",
         "UnsupportedModelError",
         "WeightsError",
@@ -157,6 +161,9 @@ __all__ = [
     "SequenceData",
     "SequenceStatus",
     "Standing",
+    "TextPrompt",
+    "TokensPrompt",
+    "UnsupportedAttributeError",
     "UnsupportedError",
     "UnsupportedModelError",
     "WeightsError",

@@ -13,6 +13,7 @@ from ramify.drive.build import build_engine
 from ramify.drive.intake import Prompt
 from ramify.sampling_params import SamplingParams
 from ramify.text.codec import Message
+from ramify.text.hugging_face_tokenizer import HuggingFaceTokenizer
 
 
 class AsyncLLM:
@@ -82,6 +83,10 @@ class AsyncLLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` and `chat` draw with where none are given: the model's recommendation, as in `LLM`."""
         return self.generation_defaults.params()
+
+    async def get_tokenizer(self) -> HuggingFaceTokenizer:
+        """The model's tokenizer under the names that `transformers` gave its methods."""
+        return HuggingFaceTokenizer(self.codec)
 
     def abort(self, request_id: str) -> None:
         """Ends a request; its reader gets what there is, with finish_reason "abort"."""

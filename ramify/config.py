@@ -12,6 +12,8 @@ from typing import Any, Literal, TypedDict, get_args
 
 from ramify import validation as check
 from ramify.errors import InvalidInputError
+from ramify.keywords import own_keywords
+from ramify.vllm_options import ENGINE_OPTIONS, in_our_spelling
 
 ModelDType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -190,14 +192,29 @@ class EngineConfig:
 
     @classmethod
     def from_options(cls, **options: object) -> EngineConfig:
-        """Sorts flat options (`block_size=16, dtype="float32"`) into their parts; an unknown one raises."""
-        parts: dict[str, dict[str, object]] = {name: {} for name in _PARTS}
+        """Sorts flat options (`block_size=16, dtype="float32"`) into their parts.
+
+        vLLM's options are taken where they ask for nothing. One error says all that cannot be taken.
+        """
         owners = {option: name for name, kind in _PARTS.items() for option in _names(kind)}
-        for option, value in options.items():
-            if option not in owners:
-                raise InvalidInputError(f"{option!r} is not an engine option; there are: {', '.join(sorted(owners))}")
+        options = in_our_spelling(options)
+        wrong = [said for option, value in options.items() if (said := _refusal(owners.get(option), option, value))]
+        own = own_keywords(options, owners, ENGINE_OPTIONS, what="an engine option", wrong=wrong)
+        parts: dict[str, dict[str, object]] = {name: {} for name in _PARTS}
+        for option, value in own.items():
             parts[owners[option]][option] = value
         return cls(**{name: kind(**parts[name]) for name, kind in _PARTS.items()})
+
+
+def _refusal(part: str | None, option: str, value: object) -> str | None:
+    """What is wrong with an option by itself; None if nothing is, or if no part has it."""
+    if part is None:
+        return None
+    try:
+        _PARTS[part](**{option: value})
+    except InvalidInputError as error:
+        return str(error)
+    return None
 
 
 def _names(kind: Any) -> list[str]:

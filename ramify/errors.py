@@ -3,6 +3,7 @@
 RamifyError
 ├── InvalidInputError          a caller's value is wrong (also a ValueError)
 │   └── UnsupportedError       the value is meaningful, but this version cannot serve it
+│       └── UnsupportedAttributeError  a name that vLLM's class has and Ramify's has not (also an AttributeError)
 ├── ModelError                 a model could not be had
 │   ├── ModelNotFoundError     nothing there, or it could not be fetched
 │   ├── FileFormatError        a file is damaged, truncated, or not what it claims to be
@@ -29,6 +30,10 @@ class InvalidInputError(RamifyError, ValueError):
 
 class UnsupportedError(InvalidInputError):
     """The request is meaningful, but this version cannot serve it."""
+
+
+class UnsupportedAttributeError(UnsupportedError, AttributeError):
+    """An attribute that vLLM's class of the same name has; the message says what to use instead."""
 
 
 class ModelError(RamifyError):

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, Unpack
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
+from ramify import validation as check
 from ramify.config import DEFAULT_MODEL, EngineConfig, EngineOptions
 from ramify.drive.build import build_engine
 from ramify.drive.intake import Prompt, as_prompts, one_for_each
 from ramify.drive.loops import Calls
 from ramify.engine.request import Request
-from ramify.errors import InvalidInputError, WeightsError
+from ramify.errors import InvalidInputError, UnsupportedAttributeError, WeightsError
+from ramify.keywords import own_keywords, strict_keywords
 from ramify.models.weights import fill
 from ramify.outputs import RequestOutput
 from ramify.sampling_params import SamplingParams, SamplingStrategy
 from ramify.text.codec import Message
+from ramify.text.hugging_face_tokenizer import HuggingFaceTokenizer
+from ramify.vllm_options import ATTRIBUTES, CHAT_KEYWORDS, GENERATE_KEYWORDS
 
 
 class LLM:
@@ -48,13 +53,14 @@ class LLM:
 
     # -- generating ------------------------------------------------------------------------------------------
 
+    @strict_keywords(GENERATE_KEYWORDS, "an option of generate")
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        priority: int | Sequence[int] = 0,
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Continues every prompt and returns the outputs in the prompts' order; lower priorities are served first.
 
@@ -63,23 +69,32 @@ class LLM:
         """
         listed = as_prompts(prompts)
         params = self._params_for(listed, sampling_params)
-        priorities = one_for_each("priority", priority, listed, int)
+        priorities = one_for_each("priority", 0 if priority is None else priority, listed, int)
         requests = [
             self._intake.request(prompt, each, priority=value)
             for prompt, each, value in zip(listed, params, priorities, strict=True)
         ]
         return self._run(requests, use_tqdm=use_tqdm)
 
+    @strict_keywords(CHAT_KEYWORDS, "an option of chat")
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Like `generate`, for one conversation or a list of them, rendered by the model's chat template."""
+        """Like `generate`, for one conversation or a list of them, rendered by the model's chat template or another.
+
+        `tools` are what that template makes of them; what the model then writes is returned as text.
+        """
+        if tools is not None:
+            chat_template_kwargs = {**(chat_template_kwargs or {}), "tools": list(tools)}
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         params = self._params_for(conversations, sampling_params)
         requests = [
@@ -87,7 +102,9 @@ class LLM:
                 conversation,  # type: ignore[arg-type]
                 each,
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 chat_template_kwargs=chat_template_kwargs,
+                chat_template=chat_template,
             )
             for conversation, each in zip(conversations, params, strict=True)
         ]
@@ -104,6 +121,7 @@ class LLM:
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
+        params: None = None,
         *,
         beam_width: int = 4,
         n: int | None = None,
@@ -112,14 +130,20 @@ class LLM:
         **options: Any,
     ) -> list[RequestOutput]:
         """The n (default: all) likeliest continuations a beam search finds; other options are SamplingParams fields."""
-        params = SamplingParams(
+        if params is not None:
+            raise InvalidInputError(
+                "beam_search takes its options by name (beam_width, max_tokens, length_penalty ...), and returns what "
+                "generate returns"
+            )
+        known = [option.name for option in fields(SamplingParams)]
+        searched = SamplingParams(
             strategy=SamplingStrategy.BEAM_SEARCH,
             beam_width=beam_width,
             n=beam_width if n is None else n,
             max_tokens=max_tokens,
-            **options,
+            **own_keywords(options, known, GENERATE_KEYWORDS, what="an option of beam_search"),
         )
-        return self.generate(prompts, params, use_tqdm=use_tqdm)
+        return self.generate(prompts, searched, use_tqdm=use_tqdm)
 
     def render_chat(
         self,
@@ -154,6 +178,10 @@ class LLM:
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         for outputs in self._calls.steps([self._intake.chat_request(messages, params)], check=self._check_weights):
             yield from outputs
+
+    def get_tokenizer(self) -> HuggingFaceTokenizer:
+        """The model's tokenizer under the names that `transformers` gave its methods."""
+        return HuggingFaceTokenizer(self._codec)
 
     # -- the engine's state ----------------------------------------------------------------------------------
 
@@ -194,8 +222,17 @@ class LLM:
         return params
 
     def _run(self, requests: list[Request], *, use_tqdm: bool) -> list[RequestOutput]:
+        check.boolean("use_tqdm", use_tqdm)
         return self._calls.run(requests, use_tqdm=use_tqdm, check=self._check_weights)
 
     def _check_weights(self) -> None:
         if not self._weights_are_whole:
             raise WeightsError("the last load_weights broke off, so the weights are incomplete: load them again")
+
+    if not TYPE_CHECKING:  # a type checker would take every name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Asked for what is not there: what vLLM's users look for is told where it is."""
+            if name in ATTRIBUTES:
+                raise UnsupportedAttributeError(f"LLM has no {name}: {ATTRIBUTES[name]}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

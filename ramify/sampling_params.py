@@ -6,14 +6,16 @@ Token ids can only be checked against a vocabulary: `check_against` does that wh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from enum import Enum, StrEnum
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from ramify import validation as check
 from ramify.config import SEED_HIGH, SEED_LOW
 from ramify.errors import InvalidInputError
+from ramify.keywords import strict_keywords
 from ramify.truth import Truth
+from ramify.vllm_options import SAMPLING_FIELDS
 
 MAX_SAMPLES = 16_384
 MAX_TOKENS = 2**31 - 1
@@ -25,6 +27,7 @@ MAX_STOP_LENGTH = 1_024
 MAX_BAD_WORDS = 128
 MAX_LOGITS_PROCESSORS = 128
 
+T = TypeVar("T")
 LogitsProcessor = Callable[..., Any]
 ScoreName = Literal["cumulative_logprob", "mean_logprob"]
 Score = ScoreName | Callable[..., float]
@@ -71,6 +74,13 @@ def _option(default: Any, help_text: str, *, is_hashable: bool = True, **limits:
     return field(default=default, metadata=metadata, hash=None if is_hashable else False)
 
 
+def _refusing_unknown_fields(kind: type[T]) -> type[T]:
+    """Names that are no fields are vLLM's at a value that asks for nothing, or refused by an error of ours."""
+    kind.__init__ = strict_keywords(SAMPLING_FIELDS, "a field of SamplingParams")(kind.__init__)  # type: ignore[method-assign]
+    return kind
+
+
+@_refusing_unknown_fields
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """The controls of one request. See docs for each one's formula; defaults draw from the model as it is.
@@ -184,6 +194,10 @@ class SamplingParams:
     def requires_parallel_sampling(self) -> Truth:
         """Whether one prompt grows into several sequences; may be called too."""
         return Truth(self.num_samples > 1 or self.resolved_strategy is SamplingStrategy.BEAM_SEARCH)
+
+    def clone(self, **changes: Any) -> SamplingParams:
+        """The same, with some fields changed; this one stays as it is."""
+        return replace(self, **changes)
 
     def check_against(self, *, vocab_size: int, max_logprobs: int) -> None:
         """The checks that need a model: ids inside the vocabulary, reports no longer than the engine allows."""

@@ -17,13 +17,16 @@ E = TypeVar("E", bound=Enum)
 
 
 def refuse(field: str, value: object, allowed: str) -> InvalidInputError:
+    return InvalidInputError(f"{field} must be {allowed}, got {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """A caller's value for a message, whatever it is."""
     try:
-        shown = repr(value)
+        said = repr(value)
     except Exception:  # Python itself refuses to print an integer of 4,300 digits; a caller's object may raise anything
-        shown = f"a {type(value).__name__} that cannot be shown"
-    if len(shown) > 120:
-        shown = shown[:117] + "..."
-    return InvalidInputError(f"{field} must be {allowed}, got {shown}")
+        return f"a {type(value).__name__} that cannot be shown"
+    return said if len(said) <= 120 else said[:117] + "..."
 
 
 def _span(low: float | None, high: float | None) -> str:

@@ -18,11 +18,11 @@ class TextPrompt(TypedDict):
     prompt: str
 
 
-class TokenPrompt(TypedDict):
+class TokensPrompt(TypedDict):
     prompt_token_ids: Sequence[int]
 
 
-Prompt = str | Sequence[int] | TextPrompt | TokenPrompt
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 
 
 class Intake:
@@ -71,6 +71,7 @@ class Intake:
         request_id: str | None = None,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
         priority: int = 0,
@@ -79,6 +80,7 @@ class Intake:
         text = self.codec.render_chat(
             messages,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             chat_template_kwargs=chat_template_kwargs,
             chat_template=chat_template,
         )
@@ -118,7 +120,7 @@ def plain(prompt: Prompt) -> str | Sequence[int]:
     """The text or token ids, taken out of their dict if they came in one."""
     if not isinstance(prompt, Mapping):
         return prompt
-    fields: Mapping[str, Any] = prompt
+    fields: Mapping[str, Any] = {name: value for name, value in prompt.items() if value is not None}
     if set(fields) not in ({"prompt"}, {"prompt_token_ids"}):
         raise InvalidInputError(
             f"a prompt given as a dict must have the one key prompt or prompt_token_ids, got {sorted(fields)}"

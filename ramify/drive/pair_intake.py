@@ -98,6 +98,7 @@ class PairIntake(Intake):
         *,
         theta_messages: Sequence[Message] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
         priority: int = 0,
@@ -105,6 +106,7 @@ class PairIntake(Intake):
         """From one conversation, or one for each model, rendered by each model's own chat template."""
         options = {
             "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
             "chat_template": chat_template,
         }

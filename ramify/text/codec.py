@@ -9,6 +9,7 @@ from ramify.errors import InvalidInputError
 from ramify.sampling_params import SamplingParams
 from ramify.text.chat_template import ChatTemplate
 from ramify.text.detokenizer import IncrementalDetokenizer
+from ramify.text.messages import validate_messages
 from ramify.text.stream import TextStream
 from ramify.text.token_text import byte_of_character
 from ramify.text.tokenizer import Tokenizer
@@ -71,10 +72,18 @@ class TextCodec:
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> str:
-        """The text of a conversation, by the model's own chat template unless another is given."""
+        """The text of a conversation, by the model's own chat template unless another is given.
+
+        With `continue_final_message` it ends where the last message's text ends, so that the model goes on with it.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise InvalidInputError(
+                "continue_final_message needs add_generation_prompt to be False: the last turn is open, or a new one is"
+            )
         template = self.chat_template
         if chat_template is not None:
             special_tokens = {} if self.tokenizer is None else self.tokenizer.special_tokens
@@ -85,4 +94,16 @@ class TextCodec:
         for name in ("messages", "add_generation_prompt"):
             if name in extra:
                 raise InvalidInputError(f"chat_template_kwargs must not name {name!r}: it has a place of its own")
-        return template.render(messages, add_generation_prompt=add_generation_prompt, **extra)
+        text = template.render(messages, add_generation_prompt=add_generation_prompt, **extra)
+        return up_to_message(text, messages[-1]) if continue_final_message else text
+
+
+def up_to_message(text: str, message: Message) -> str:
+    """A rendered conversation up to the end of its last message's own text."""
+    [checked] = validate_messages([message])
+    content = checked["content"] or ""
+    begin = text.rfind(content.strip())
+    if not content.strip() or begin < 0:
+        raise InvalidInputError("continue_final_message needs a last message whose text the chat template keeps")
+    kept = content.lstrip()  # with the space at its end, if the template keeps that
+    return text[: begin + len(kept if text.startswith(kept, begin) else content.strip())]

@@ -12,8 +12,10 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
-from ramify.errors import FileFormatError, InvalidInputError, ModelNotFoundError
+from ramify.errors import FileFormatError, InvalidInputError, ModelNotFoundError, UnsupportedError
 from ramify.text.chat_template import ChatTemplate
+from ramify.text.codec import TextCodec
+from ramify.text.hugging_face_tokenizer import HuggingFaceTokenizer
 from ramify.text.tokenizer import Tokenizer
 from ramify.text.tokenizer_folder import load_folder
 
@@ -130,6 +132,55 @@ def test_chat_template(folder: Path, prompt: bool) -> None:
     ids = ours.encode(wanted, add_special_tokens=False)
     if ours.bos_token_id is not None:
         assert ids.count(ours.bos_token_id) == 1
+
+
+def test_the_tokenizer_that_callers_get_is_theirs_by_name_and_default(folder: Path) -> None:
+    ours, theirs = HuggingFaceTokenizer(TextCodec(load_folder(folder))), theirs_of(folder)
+    for text in SAMPLES:
+        ids = untruncated(theirs, text)
+        assert ours.encode(text) == ours(text)["input_ids"] == ids
+        assert ours.decode(ids) == theirs.decode(ids)
+        assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
+        assert ours.tokenize(text) == theirs.tokenize(text, truncation=False)
+    assert ours.convert_ids_to_tokens([1, 5, 260]) == theirs.convert_ids_to_tokens([1, 5, 260])
+    for token in ("H", "no such token"):
+        assert ours.convert_tokens_to_ids(token) == theirs.convert_tokens_to_ids(token)
+        assert ours.convert_tokens_to_ids([token]) == theirs.convert_tokens_to_ids([token])
+    assert [ours.vocab_size, len(ours), ours.get_vocab()] == [theirs.vocab_size, len(theirs), theirs.get_vocab()]
+    for role in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        assert getattr(ours, role) == getattr(theirs, role), role
+        assert getattr(ours, f"{role}_id") == getattr(theirs, f"{role}_id"), role
+    assert set(ours.all_special_ids) >= set(theirs.all_special_ids)
+    assert ours.batch_decode([[1], [5, 6]]) == theirs.batch_decode([[1], [5, 6]])
+
+
+CONVERSATIONS: list[Any] = [MESSAGES, [*MESSAGES, {"role": "assistant", "content": "Well, I "}]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"add_generation_prompt": True},
+        {"tools": [{"name": "f"}]},
+        {"continue_final_message": True},
+        {"chat_template": "{{ messages[-1].content | trim }}</s>", "continue_final_message": True},
+        {"chat_template": "{{ messages | length }} {{ enable_thinking }}", "enable_thinking": False},
+    ],
+    ids=str,
+)
+def test_apply_chat_template_is_theirs(folder: Path, options: dict[str, Any]) -> None:
+    ours, theirs = HuggingFaceTokenizer(TextCodec(load_folder(folder))), theirs_of(folder)
+    for conversation in CONVERSATIONS:
+        wanted = theirs.apply_chat_template(conversation, tokenize=False, **options)
+        assert ours.apply_chat_template(conversation, tokenize=False, **options) == wanted
+        ids = ours.encode(wanted, add_special_tokens=False)
+        assert ours.apply_chat_template(conversation, **options) == ids
+        assert ours.apply_chat_template(conversation, return_dict=True, **options)["input_ids"] == ids
+    several = ours.apply_chat_template(CONVERSATIONS, tokenize=False, **options)
+    assert several == theirs.apply_chat_template(CONVERSATIONS, tokenize=False, **options)
+    with pytest.raises(UnsupportedError, match="return_tensors is not supported"):
+        ours.apply_chat_template(MESSAGES, return_tensors="pt")
 
 
 @pytest.mark.parametrize("flags", [{"add_bos_token": True}, {"add_bos_token": False, "add_eos_token": True}])
