@@ -10,10 +10,9 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from ramify.errors import FileFormatError, UnsupportedModelError
 from ramify.text.gguf_vocabulary import TokenType, Vocabulary, optional_bool, optional_id, read_vocabulary
+from ramify.text.split_patterns import LLAMA3, QWEN2
 from ramify.text.tokenizer import Tokenizer, backend_panics_become
 
-_CONTRACTIONS_AND_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_SYMBOLS_AND_SPACES = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _BYTE_LEVEL_FAMILIES = ("gpt-2", "llama-bpe", "qwen2", "smollm")
 _MOST_CUT_CHARACTERS = 2**28  # every cut of every piece is copied; real vocabularies need an eighth of this
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's visible space
@@ -89,8 +88,7 @@ def _byte_level_pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
         return gpt2
     if pre == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
-    digits = r"\p{N}{1,3}" if pre == "llama-bpe" else r"\p{N}"
-    pattern = Regex(_CONTRACTIONS_AND_WORDS + digits + _SYMBOLS_AND_SPACES)
+    pattern = Regex(LLAMA3 if pre == "llama-bpe" else QWEN2)
     return pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(pattern, behavior="isolated"),

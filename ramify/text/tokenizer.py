@@ -11,6 +11,8 @@ from typing import Any
 import tokenizers
 
 from ramify.errors import FileFormatError, InvalidInputError
+from ramify.text.encoding_process import EncodingProcess
+from ramify.text.tokenizer_limits import check_tokenizer
 
 _MANY = 10_000  # characters or ids: some milliseconds of work
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -22,6 +24,8 @@ class Tokenizer:
     `encode` gives the ids that `transformers` gives for the same files: BOS and EOS are where the backend's
     post-processor puts them, and special tokens written out in the text become their ids. Nothing is truncated or
     padded. `decode` is the backend's decoding, without any clean-up of spaces.
+
+    A backend whose cost is not bounded by its parts (`tokenizer_limits`) encodes in a process of its own.
     """
 
     def __init__(
@@ -40,6 +44,8 @@ class Tokenizer:
         self.special_tokens: dict[str, str] = dict(special_tokens or {})
         self.chat_templates: dict[str, str] = dict(chat_templates or {})
         vocabulary = backend.get_vocab(with_added_tokens=True)
+        unproven = check_tokenizer(backend, vocabulary)
+        self._process = EncodingProcess(backend.to_str()) if unproven else None
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
         self.bos_token_id = self._role_id("bos_token") if bos_token_id is None else bos_token_id
         if eos_token_ids is None:
@@ -86,11 +92,21 @@ class Tokenizer:
             raise InvalidInputError(
                 f"text has a lone surrogate at position {error.start}: it is no valid Unicode"
             ) from None
-        with backend_panics_become(InvalidInputError, "text cannot be tokenized"):
-            if len(text) < _MANY:
-                return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
-            # The same ids, and other threads run meanwhile: `encode` holds the interpreter's lock, a second a megabyte.
-            [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        if self._process is not None:
+            return self._process.encode(text, add_special_tokens=add_special_tokens)
+        try:
+            with backend_panics_become(InvalidInputError, "text cannot be tokenized"):
+                if len(text) < _MANY:
+                    return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+                # The same ids, and other threads run meanwhile: `encode` holds the interpreter's lock, a second a
+                # megabyte.
+                [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except InvalidInputError:
+            raise
+        except Exception as error:  # a text with no token for it, in a vocabulary without a token for the unknown
+            place = self._first_unknown(text)
+            where = "" if place is None else f" from character {place} on ({text[place : place + 20]!r})"
+            raise InvalidInputError(f"text cannot be tokenized{where}: {str(error)[:200]}") from None
         return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -112,6 +128,19 @@ class Tokenizer:
     def token_to_id(self, token: str) -> int | None:
         """The id of a token in the vocabulary's spelling; None if there is no such token."""
         return self._backend.token_to_id(token)
+
+    def _first_unknown(self, text: str) -> int | None:
+        """Where the first piece of the text begins that the model has no tokens for; None if that cannot be told."""
+        if self._backend.normalizer is not None:
+            return None  # places are those of another text
+        splitter = self._backend.pre_tokenizer
+        pieces = [(text, (0, len(text)))] if splitter is None else splitter.pre_tokenize_str(text)
+        for piece, (start, _) in pieces:
+            try:
+                self._backend.model.tokenize(piece)
+            except Exception:
+                return int(start)
+        return None
 
     def _role_id(self, role: str) -> int | None:
         token = self.special_tokens.get(role)

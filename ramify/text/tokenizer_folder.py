@@ -12,9 +12,9 @@ from tokenizers import AddedToken
 from ramify.errors import FileFormatError, ModelNotFoundError, UnsupportedModelError
 from ramify.text.json_file import read_json, read_text
 from ramify.text.tokenizer import Tokenizer, backend_panics_become
+from ramify.text.tokenizer_limits import MOST_ADDED_TOKENS
 
 LARGEST_TOKENIZER_FILE = 64 * 2**20
-MOST_ADDED_TOKENS = 2**16
 
 
 def load_folder(folder: Path) -> Tokenizer:
