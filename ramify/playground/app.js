@@ -43,7 +43,10 @@ class Page {
       if (await this.key.ask()) this.#loadModels();
     });
     find("model").addEventListener("change", () => this.#chooseModel());
-    find("stale-back").addEventListener("click", () => this.#restore(this.results.search.settings));
+    find("stale-back").addEventListener("click", () => {
+      this.#restore(this.results.search.settings);
+      find("run").focus({ preventScroll: true }); // the button itself is gone now
+    });
     find("copy-python").addEventListener("click", () => {
       const { request, mixture } = this.results.search;
       this.code.show("This search in Python", python(request, mixture));

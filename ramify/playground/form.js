@@ -22,7 +22,7 @@ export class Form {
     find("more-controls").append(...MORE_CONTROLS.map(({ name }) => this.fields.get(name).holder));
     find("strategies").append(...STRATEGIES.map((strategy) => this.#strategy(strategy)));
     find("examples").append(...EXAMPLES.map(([name, text]) => this.#example(name, text)));
-    find("model-defaults").addEventListener("click", () => this.#takeDefaults());
+    find("defaults-use").addEventListener("click", () => this.#takeDefaults());
     this.prompt.value = EXAMPLES[0][1];
     this.element.elements.strategy.value = "parallel";
     this.element.addEventListener("input", (event) => {
@@ -169,7 +169,10 @@ export class Form {
       field.holder.hidden = !field.control.for.includes(chosen);
       leftEmpty(field, defaults[field.control.name]);
     }
-    find("model-defaults").hidden = !Object.keys(defaults).some((name) => this.fields.get(name).input.value !== "");
+    const recommended = Object.entries(defaults).map(([name, value]) => `${this.fields.get(name).control.label.toLowerCase()} ${value}`);
+    find("model-defaults").hidden = recommended.length === 0;
+    find("defaults-said").textContent = `The model’s defaults: ${recommended.join(", ")}.`;
+    find("defaults-use").hidden = !Object.keys(defaults).some((name) => this.fields.get(name).input.value !== "");
     const changed = MORE_CONTROLS.filter(({ name, value }) => this.fields.get(name).input.value !== value).length;
     find("more-changed").textContent = changed ? `· ${changed} changed` : "";
     this.changed();

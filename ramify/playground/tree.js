@@ -15,9 +15,10 @@ const SCORE = 84; // room for a rank and a score behind the last level
 const LEAST_ZOOM = 0.8; // by itself the tree shrinks this far before it scrolls
 
 export class Tree {
-  #drawn = new Map(); // node -> { group, edge, row, score }
+  #drawn = new Map(); // node -> { group, edge, score } and where it stands: { row, rowBefore, rank }
   #size = { width: 0, height: 0 };
   #strokes = [];
+  #room = 0; // the width there was when it was drawn last
 
   constructor({ open, numGroups, fits }) {
     this.open = open;
@@ -43,7 +44,9 @@ export class Tree {
     }
     this.element = make("div", "", make("div", "tree-head", make("h2", "", "Beams"), this.said, keys, this.fit), this.scroll, this.overview.element);
     this.nodes.addEventListener("keydown", (event) => this.#move(event));
-    new ResizeObserver(() => this.#zoom(this.fits)).observe(this.scroll);
+    new ResizeObserver(() => {
+      if (this.scroll.clientWidth !== this.#room) this.#zoom(this.fits);
+    }).observe(this.scroll);
   }
 
   get fits() {
@@ -60,7 +63,7 @@ export class Tree {
     this.#mark(search, ranks);
     const mostRows = Math.max(1, ...search.levels.map((level) => level.length));
     this.#size = { width: LEFT + search.levels.length * STEP + SCORE, height: TOP + mostRows * LANE };
-    this.#strokes = this.#lines(ranks);
+    this.#strokes = this.#lines();
     this.#zoom(this.fits);
     if (follows) this.scroll.scrollLeft = this.scroll.scrollWidth;
   }
@@ -94,21 +97,24 @@ export class Tree {
     group.addEventListener("click", () => { this.#stop(group); this.open(group, node); });
     this.edges.append(edge);
     this.nodes.append(group);
-    const item = { group, edge, score };
+    const item = { group, edge, score, rank: null };
     this.#drawn.set(node, item);
     return item;
   }
 
   /** Living branches, the best one, the rest; at the end of a beam its place among the cards, and its score. */
   #mark(search, ranks) {
-    for (const [node, { group, edge, score }] of this.#drawn) {
-      for (const part of [group, edge]) {
-        part.classList.toggle("dead", !ranks.has(node));
-        part.classList.toggle("best", ranks.get(node) === 0);
+    for (const [node, item] of this.#drawn) {
+      const rank = ranks.get(node);
+      if (item.rank === rank) continue;
+      item.rank = rank;
+      for (const part of [item.group, item.edge]) {
+        part.classList.toggle("dead", rank === undefined);
+        part.classList.toggle("best", rank === 0);
       }
       if (!node.finish_reason) continue;
-      const place = ranks.has(node) ? `${ranks.get(node) + 1}: ` : "";
-      score.textContent = `${place}${node.finish_reason === "stop" ? "■ " : ""}${node.score === null ? "" : signed(node.score, 2)}`;
+      const place = rank === undefined ? "" : `${rank + 1}: `;
+      item.score.textContent = `${place}${node.finish_reason === "stop" ? "■ " : ""}${node.score === null ? "" : signed(node.score, 2)}`;
     }
     const running = search.standings.filter((item) => !item.finished).length;
     const finished = search.standings.length - running;
@@ -118,10 +124,9 @@ export class Tree {
   }
 
   /** The tree as a few strokes for the overview: those that were given up, then groups, then the best. */
-  #lines(ranks) {
+  #lines() {
     const strokes = new Map();
-    for (const [node, { row, rowBefore }] of this.#drawn) {
-      const rank = ranks.get(node);
+    for (const [node, { row, rowBefore, rank }] of this.#drawn) {
       const style = rank === undefined ? "dead" : rank === 0 ? "best" : "alive";
       const x = LEFT + node.position * STEP;
       const xBefore = node.before ? x - STEP + BOX.width : 37;
@@ -137,8 +142,9 @@ export class Tree {
   #zoom(fits) {
     const { width, height } = this.#size;
     if (!width || !this.scroll.clientWidth) return; // nothing yet, or nobody sees it
+    this.#room = this.scroll.clientWidth;
     const style = getComputedStyle(this.scroll);
-    const room = this.scroll.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+    const room = this.#room - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
     const fitting = Math.min(1, room / width);
     const zoom = fits ? fitting : Math.max(LEAST_ZOOM, fitting);
     this.fit.setAttribute("aria-pressed", String(fits));

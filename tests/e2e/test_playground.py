@@ -573,19 +573,22 @@ def test_a_strategy_gets_values_that_fit_it(visit: Any) -> None:
     expect(page.locator("#control-best_of")).to_have_value("18")
 
 
-def test_the_models_defaults_are_what_empty_fields_mean(visit: Any) -> None:
-    """A model's card is written here; which numbers a real one has is another test's matter."""
+def test_the_models_defaults_are_what_empty_fields_mean(visit: Any, url: str) -> None:
+    """Written here where the numbers are checked; that a real card has them under this name is checked first."""
     page = visit()
+    [real] = httpx.get(f"{url}/v1/models").json()["data"]
     card = {"temperature": 0.3, "top_p": 0.85, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "source": "a card"}
-    models = {"data": [{"id": "smollm2-135m", "default_sampling_params": card}]}
+    assert set(real["default_sampling_params"]) == set(card)
+    models = {"data": [{**real, "default_sampling_params": card}]}
     page.route("**/v1/models", lambda route: route.fulfill(json=models))
     sent: list[dict[str, Any]] = []
     page.on("request", lambda it: sent.append(it.post_data_json) if it.url.endswith("/ramify/stream") else None)
     page.reload()
     temperature = page.get_by_label("Temperature")
-    back = page.get_by_role("button", name="Back to the model’s defaults")
+    back = page.get_by_role("button", name="Use them")
     expect(temperature).to_have_attribute("placeholder", "0.3")
     expect(page.locator("#control-top_k")).to_have_attribute("placeholder", "off")
+    expect(page.get_by_text("The model’s defaults: temperature 0.3, top-p 0.85.")).to_be_visible()
     expect(back).to_be_hidden()
     choose(page, "Parallel", n=2, max_tokens=2, temperature=0.7)
     sample(page)
