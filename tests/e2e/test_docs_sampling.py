@@ -52,7 +52,7 @@ def test_every_block_runs(block: str, names: dict[str, Any]) -> None:
 
 
 def test_the_blocks_were_found() -> None:
-    assert len(BLOCKS) == TEXT.count("```") // 2 == 16
+    assert len(BLOCKS) == TEXT.count("```") // 2 == 17
 
 
 def test_every_field_has_a_row_with_its_default() -> None:
