@@ -10,9 +10,10 @@ A rival runs if its package is installed; --vllm-python and --llama-cpp-python n
 environments that have it. llama.cpp (llama-cpp-python) runs only `one`, on the default model with 4-bit weights: not
 the same work, but it shows what reading less would bring.
 
-Engines take turns, run by run, and the best run of each counts. The last line is JSON; --save appends results to a
-file. --quiet waits before each run until nobody else computes here, and repeats runs that others disturbed: one other
-busy process takes half of an engine's cores, and threads that wait for each other then run many times slower.
+All speeds are generated tokens per second. Engines take turns, run by run, and the best run of each counts. Ctrl-C
+ends the run and reports what was measured until then. The last line is JSON; --save appends results to a file. --quiet
+waits before each run until nobody else computes here, and repeats runs that others disturbed: one other busy process
+takes half of an engine's cores, and threads that wait for each other then run many times slower.
 """
 
 from __future__ import annotations
@@ -22,121 +23,23 @@ import contextlib
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from engine_process import Engine, wait_until_quiet  # type: ignore[import-not-found]
 from workloads import CPU_WORKLOADS, MODEL_SHAPE, Workload  # type: ignore[import-not-found]
 
 from ramify.models import embedded
 
-QUIET_SECONDS = 600  # how long to wait for a quiet machine
-DISTURBED = 0.05  # share of the machine's time that others may take during a run
-ATTEMPTS = 8  # at a run that others disturb
-
 GOALS = {"one": 1.4, "fan8@64": 1.4, "fan64@1k": 3.0, "mixed32": 1.2}  # times vLLM
 GOALS_TRANSFORMERS = {"one": 2.0, "fan8@64": 2.0}
 RIVALS = ("transformers", "vllm", "llama.cpp")
-
-
-class Engine:
-    """An adapter in a process of its own, asked for one run at a time."""
-
-    def __init__(self, name: str, python: str, folder: str) -> None:
-        self.name = name
-        command = [python, str(Path(__file__).with_name("engines.py")), name, folder]
-        # A process group of its own, so that an engine's helper processes are stopped and ended with it.
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-        self.ready_seconds: float | None = None
-
-    def wait_ready(self) -> bool:
-        answer = self._answer()
-        if answer is None:
-            return False
-        self.ready_seconds = answer["ready"]
-        self._signal(signal.SIGSTOP)
-        return True
-
-    def run(self, workload: str) -> float | None:
-        """Tokens per second, or None if the engine cannot. Between runs it is stopped: idle engines may still spin."""
-        assert self._process.stdin is not None
-        self._signal(signal.SIGCONT)
-        try:
-            self._process.stdin.write(workload + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            return None
-        answer = self._answer()
-        self._signal(signal.SIGSTOP)
-        return None if answer is None or "cannot" in answer else answer["tokens"] / answer["seconds"]
-
-    def run_quietly(self, workload: str) -> float | None:
-        """As run, but begins on a quiet machine and repeats while others disturb it."""
-        speed = None
-        for _ in range(ATTEMPTS):
-            wait_until_quiet()
-            start, busy, own = time.perf_counter(), _busy_seconds(), self._cpu_seconds()
-            speed = self.run(workload)
-            if speed is None:
-                return None
-            others = (_busy_seconds() - busy) - (self._cpu_seconds() - own)
-            share = others / (time.perf_counter() - start) / (os.cpu_count() or 1)
-            if share <= DISTURBED:
-                return speed
-            print(f"{self.name} on {workload}: others took {share:.0%} of the machine, again", file=sys.stderr)
-        return speed
-
-    def _cpu_seconds(self) -> float:
-        """Processor time of the engine and its helpers so far."""
-        ticks = 0
-        for file in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):
-                fields = file.read_text().rpartition(")")[2].split()  # after the name: state, parent, process group, …
-                if int(fields[2]) == self._process.pid:
-                    ticks += int(fields[11]) + int(fields[12])  # in user code, in the system
-        return ticks / os.sysconf("SC_CLK_TCK")
-
-    def close(self) -> None:
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
-
-    def _answer(self) -> dict[str, Any] | None:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        return json.loads(line) if line else None
-
-
-def wait_until_quiet() -> None:
-    """Waits until the machine has been idle for two seconds."""
-    end = time.monotonic() + QUIET_SECONDS
-    quiet = 0
-    while quiet < 2 and time.monotonic() < end:
-        busy = _busy_seconds()
-        time.sleep(1)
-        quiet = quiet + 1 if _busy_seconds() - busy < DISTURBED * (os.cpu_count() or 1) else 0
-
-
-def _busy_seconds() -> float:
-    """Processor time of all processes so far."""
-    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
-    user, nice, system = fields[:3]
-    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
+Results = dict[str, dict[str, float]]  # tokens per second, by workload and engine
 
 
 def floor_tok_s(workload: Workload) -> float:
@@ -193,34 +96,36 @@ def floor_tok_s(workload: Workload) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--workloads", nargs="+", choices=list(CPU_WORKLOADS), default=list(CPU_WORKLOADS))
-    parser.add_argument("--rivals", nargs="*", choices=RIVALS, default=["transformers"])
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--vllm-python", default=os.environ.get("RAMIFY_BENCH_VLLM_PYTHON", sys.executable))
-    parser.add_argument("--llama-cpp-python", default=sys.executable)
+    parser.add_argument(
+        "--workloads", nargs="+", choices=list(CPU_WORKLOADS), default=list(CPU_WORKLOADS), help="default: all"
+    )
+    parser.add_argument(
+        "--rivals", nargs="*", choices=RIVALS, default=["transformers"], help="default: transformers; none is fine too"
+    )
+    parser.add_argument("--repeats", type=int, default=2, help="runs of each, the best counts (default: 2)")
+    parser.add_argument(
+        "--vllm-python",
+        default=os.environ.get("RAMIFY_BENCH_VLLM_PYTHON", sys.executable),
+        help="the interpreter of an environment that has vLLM",
+    )
+    parser.add_argument("--llama-cpp-python", default=sys.executable, help="the same for llama-cpp-python")
     parser.add_argument("--quiet", action="store_true", help="run only while nobody else computes here (Linux)")
     parser.add_argument("--save", type=Path, help="append one JSON object per result to this file")
     options = parser.parse_args()
 
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(MODEL_SHAPE))
-        engines = [Engine("ramify", sys.executable, folder)]
-        pythons = {"vllm": options.vllm_python, "llama.cpp": options.llama_cpp_python}
-        for name in options.rivals:
-            model = str(embedded.fetch()) if name == "llama.cpp" else folder
-            engines.append(Engine(name, pythons.get(name, sys.executable), model))
-        ready = []
-        for engine in engines:
-            if engine.wait_ready():
-                ready.append(engine)
-                print(f"{engine.name} is ready after {engine.ready_seconds:.1f} s", file=sys.stderr)
-            else:
-                print(f"{engine.name} could not be started here", file=sys.stderr)
-        results = measure(options.workloads, ready, options.repeats, quiet=options.quiet)
-        for engine in engines:
-            engine.close()
+    results: Results = {}
+    status = 0
+    try:
+        compare(options, results)
+    except KeyboardInterrupt:
+        status = 130
+        print("\nstopped: what was measured until now", file=sys.stderr)
+    if not any(results.values()):
+        sys.exit(status or 1)
     report(results)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
     facts = {
         "machine": f"{processor_name()}, {os.cpu_count()} cores",
         "commit": commit.stdout.strip(),
@@ -235,42 +140,81 @@ def main() -> None:
     if options.save:
         with options.save.open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
-    print(json.dumps({"results": results, **facts}))
+    print(json.dumps({"unit": "tokens/s", "results": results, **facts}))
+    sys.exit(status)
 
 
-def measure(workloads: list[str], engines: list[Engine], repeats: int, *, quiet: bool) -> dict[str, dict[str, float]]:
-    results: dict[str, dict[str, float]] = {}
+def compare(options: argparse.Namespace, results: Results) -> None:
+    """Starts the engines, fills `results` while they take turns, and ends them, whatever happens."""
+    engines: list[Engine] = []
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as at_the_end:
+        Path(folder, "config.json").write_text(json.dumps(MODEL_SHAPE))
+        pythons = {"vllm": options.vllm_python, "llama.cpp": options.llama_cpp_python}
+        print(f"starting {', '.join(('ramify', *options.rivals))} (some take a minute)", file=sys.stderr)
+        for name in ("ramify", *options.rivals):
+            model = str(embedded.fetch()) if name == "llama.cpp" else folder
+            engines.append(Engine(name, pythons.get(name, sys.executable), model))
+            at_the_end.callback(engines[-1].close)
+        ready = []
+        for engine in engines:
+            if engine.wait_ready():
+                ready.append(engine)
+                print(f"{engine.name} is ready after {engine.ready_seconds:.1f} s", file=sys.stderr)
+            else:
+                print(f"{engine.name} is left out: {engine.trouble}", file=sys.stderr)
+        if engines[0] in ready:
+            measure(options.workloads, ready, options.repeats, results, quiet=options.quiet)
+
+
+def measure(workloads: list[str], engines: list[Engine], repeats: int, results: Results, *, quiet: bool) -> None:
     for name in workloads:
-        row = results.setdefault(name, {})
+        workload, row = CPU_WORKLOADS[name], results.setdefault(name, {})
+        print(f"{name}: {describe(workload)}", file=sys.stderr)
+        left_out = {
+            engine.name for engine in engines if engine.name == "transformers" and name not in GOALS_TRANSFORMERS
+        }
         for turn in range(repeats + 1):  # the first turn warms up
             for engine in engines:
-                speed = None
-                if not (engine.name == "transformers" and name not in GOALS_TRANSFORMERS):
-                    if quiet:
-                        wait_until_quiet()
-                    speed = engine.run_quietly(name) if quiet and turn > 0 else engine.run(name)
-                if speed is not None and turn > 0:
+                if engine.name in left_out:
+                    continue
+                if quiet:
+                    wait_until_quiet()
+                speed = engine.run_quietly(name) if quiet and turn > 0 else engine.run(name)
+                if speed is None:
+                    left_out.add(engine.name)
+                    print(f"  {engine.name} cannot: {engine.trouble}", file=sys.stderr)
+                elif turn > 0:
                     row[engine.name] = max(row.get(engine.name, 0.0), speed)
             if quiet:
                 wait_until_quiet()
             if turn > 0:
-                row["floor"] = max(row.get("floor", 0.0), floor_tok_s(CPU_WORKLOADS[name]))
-        print(f"{name}: {row}", file=sys.stderr)
-    return results
+                row["floor"] = max(row.get("floor", 0.0), floor_tok_s(workload))
+        print("  " + ", ".join(f"{engine} {speed:.1f} tokens/s" for engine, speed in row.items()), file=sys.stderr)
 
 
-def report(results: dict[str, dict[str, float]]) -> None:
-    print(
-        f"{'workload':<10}{'ramify':>9}{'floor':>9}{'of it':>7}   tok/s of rivals, and how many times faster Ramify is"
-    )
+def describe(workload: Workload) -> str:
+    shortest, longest = workload.lengths
+    lengths = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
+    prompts = "1 prompt" if workload.num_prompts == 1 else f"{workload.num_prompts} prompts"
+    samples = "1 sample" if workload.n == 1 else f"{workload.n} samples"
+    each = "" if workload.num_prompts == 1 else " each"
+    return f"{prompts} of {lengths} tokens, {samples} of {workload.output} tokens{each}"
+
+
+def report(results: Results) -> None:
+    print("generated tokens per second; `floor` is what the matrix products alone would allow")
+    print(f"{'workload':<10}{'ramify':>9}{'floor':>9}{'of it':>7}   rivals, and how many times faster Ramify is")
     for name, row in results.items():
-        own, floor = row.get("ramify", 0.0), row.get("floor", float("nan"))
+        if "ramify" not in row:
+            continue  # stopped before its first result
+        own, floor = row["ramify"], row.get("floor")
+        bound = f"{'-':>9}{'-':>7}" if floor is None else f"{floor:9.1f}{own / floor:7.0%}"
         rivals = []
         for rival, goals in (("vllm", GOALS), ("transformers", GOALS_TRANSFORMERS), ("llama.cpp", {})):
             if rival in row:
                 goal = f" (goal {goals[name]}x)" if name in goals else ""
                 rivals.append(f"{rival} {row[rival]:.1f}: {own / row[rival]:.2f}x{goal}")
-        print(f"{name:<10}{own:9.1f}{floor:9.1f}{own / floor:7.0%}   {'; '.join(rivals)}")
+        print(f"{name:<10}{own:9.1f}{bound}   {'; '.join(rivals)}".rstrip())
 
 
 def processor_name() -> str:

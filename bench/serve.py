@@ -26,7 +26,8 @@ from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from offline import processor_name, wait_until_quiet  # type: ignore[import-not-found]
+from engine_process import wait_until_quiet  # type: ignore[import-not-found]
+from offline import processor_name  # type: ignore[import-not-found]
 
 from ramify import LLM, SamplingParams
 

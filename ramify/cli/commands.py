@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ramify.cli import models
-from ramify.cli.bench import bench
+from ramify.cli.bench import SCRIPT, bench
 from ramify.cli.chat import chat
 from ramify.cli.distill import distill
 from ramify.cli.generate import generate
@@ -28,7 +28,9 @@ app = typer.Typer(
 )
 for command in (generate, chat, serve, distill):
     app.command(cls=Command)(command)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
+if SCRIPT.exists():  # it reads its own arguments, --help among them
+    takes_anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(add_help_option=False, context_settings=takes_anything)(bench)
 app.add_typer(models.app, name="models")
 
 
