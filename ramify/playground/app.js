@@ -191,10 +191,14 @@ class Page {
     this.#wantModel(this.form.wantedModel);
   }
 
-  /** Chooses a model by name, where this server has it. */
+  /** Chooses a model by name, where this server has it; else says that the settings were made for another. */
   #wantModel(name) {
-    if (this.models.some((model) => model.id === name)) find("model").value = name;
+    const offered = this.models.some((model) => model.id === name);
+    if (offered) find("model").value = name;
     this.#chooseModel();
+    if (name && !offered && this.models.length) {
+      this.form.complain(null, `These settings were made for the model ${name}, which this server does not have.`);
+    }
   }
 
   #chooseModel() {

@@ -11,8 +11,8 @@ const LANE = 36; // from row to row
 const BOX = { width: 78, height: 24 };
 const LEFT = 62;
 const TOP = 26;
-const SCORE = 84; // room for a rank and a score behind the last level
-const LEAST_ZOOM = 0.8; // by itself the tree shrinks this far before it scrolls
+const SCORE = 64; // room for a rank and a score behind the last level
+const LEAST_ZOOM = 0.75; // by itself the tree shrinks this far before it scrolls
 
 export class Tree {
   #drawn = new Map(); // node -> { group, edge, score } and where it stands: { row, rowBefore, rank }

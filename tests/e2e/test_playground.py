@@ -213,23 +213,23 @@ def test_best_of_stands_in_the_order_of_ranks_with_its_losers_greyed(visit: Any,
 
 def test_beams_are_a_tree_that_grows(visit: Any, url: str) -> None:
     page = visit()
-    choose(page, "Beams", n=4, beam_width=4, max_tokens=10)
+    choose(page, "Beams", n=4, beam_width=4, max_tokens=14)
     page.get_by_role("button", name="Sample").click()
     # It grows: there is a moment with some levels of it and not all.
     count = "document.querySelectorAll('.tree .node').length"
-    until(page, f"{count} >= 8 && {count} <= 36")
+    until(page, f"{count} >= 8 && {count} <= 52")
     finished(page)
     nodes = page.locator(".tree .node")
-    assert nodes.count() == 40
-    assert page.locator(".tree .edge").count() == 40
+    assert nodes.count() == 56
+    assert page.locator(".tree .edge").count() == 56
     best = page.locator(".tree .node.best").evaluate_all("all => all.map(one => one.node.text).join('')")
     texts = [column_text(column) for column in columns(page).all()]
     assert best == texts[0]
-    assert texts == answer(url, prompt=PROMPT, n=4, strategy="beam_search", beam_width=4, max_tokens=10)
+    assert texts == answer(url, prompt=PROMPT, n=4, strategy="beam_search", beam_width=4, max_tokens=14)
     assert page.locator(".tree .node.dead").count() > 0, "branches that were given up"
     assert scores_by_row(page) == scores_by_card(page), "rows and cards are in one order"
     picture(page, "beam-tree")
-    # Ten steps are wider than the page: an overview shows all of them, and a click in it looks there.
+    # Fourteen steps are wider than the page: an overview shows all of them, and a click in it looks there.
     place = "document.querySelector('.tree-scroll')"
     overview = page.locator(".overview")
     expect(overview).to_be_visible()
@@ -633,6 +633,10 @@ def test_the_form_survives_a_reload_and_travels_in_a_link(visit: Any) -> None:
     other.evaluate(f"location.hash = {json.dumps(chat.partition('#')[2])}")
     expect(other.get_by_role("tab", name="Chat")).to_have_attribute("aria-selected", "true")
     expect(other.get_by_role("textbox", name="Message of the user")).to_have_value("<b>Hi</b>")
+    other.evaluate("location.hash = 'try?strategy=beam&messages=[]&model=another'")
+    expect(other.get_by_role("alert").first).to_contain_text("for the model another, which this server does not have")
+    other.evaluate(f"location.hash = {json.dumps(chat.partition('#')[2])}")
+    expect(other.get_by_role("alert").first).to_be_hidden()
     other.evaluate("location.hash = 'try?strategy=nonsense&messages={'")
     expect(other.get_by_role("alert").first).to_contain_text("cannot be read")
     expect(other.get_by_role("textbox", name="Message of the user")).to_have_value("<b>Hi</b>")
