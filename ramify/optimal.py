@@ -185,12 +185,15 @@ class OptimalSampling:
         """A request for `finish`; a bad prompt or parameter raises here."""
         return self._intake.request(prompt, params, theta_prompt=theta_prompt)
 
-    def finish(self, requests: Iterable[Request], *, most_at_once: int) -> Iterator[RequestOutput]:
+    def finish(
+        self, requests: Iterable[Request], *, most_at_once: int, after_step: Callable[[], None] = lambda: None
+    ) -> Iterator[RequestOutput]:
         """Finished outputs, in whatever order; at most `most_at_once` of any number of requests run at a time.
 
-        Other calls wait until it is read to its end or closed.
+        `after_step` is called after each of the engine's steps. Other calls wait until this is read to its end or
+        closed.
         """
-        return self._calls.finish(requests, most_at_once=most_at_once)
+        return self._calls.finish(requests, most_at_once=most_at_once, after_step=after_step)
 
     def render(
         self, prompts: Prompt | Sequence[Prompt], theta_prompts: Prompt | Sequence[Prompt] | None = None

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from ramify import validation as check
-from ramify.cli.options import ENGINE_FLAGS, chosen, flags_of, override_flags_of, with_flags
+from ramify.cli.messages import say
+from ramify.cli.options import ENGINE_FLAGS, chosen, flag_of, flags_of, in_flags_words, override_flags_of, with_flags
+from ramify.config import EngineConfig
+from ramify.distill.files import DATA, REPORT, WRITTEN
+from ramify.distill.problems import Malformed, Problem, read_problems
 from ramify.distill.recipe import Recipe, load_preset, preset_names
+from ramify.distill.tally import percent
 from ramify.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from ramify.distill.run import Summary
 
 RECIPE_FIELDS = fields(Recipe)
 RECIPE = override_flags_of(RECIPE_FIELDS, "Recipe (default: what the preset says)")
@@ -21,6 +30,7 @@ RECIPE = override_flags_of(RECIPE_FIELDS, "Recipe (default: what the preset says
 ENGINE_FIELDS = tuple(field for field in ENGINE_FLAGS if field.name not in {"model", "generation_config"})
 ENGINE = flags_of(ENGINE_FIELDS, "Engine")
 MOST_SHOWN = 10
+NOTHING_ACCEPTED = 3  # exit status; 1 and 2 are failures and refusals
 
 
 @with_flags(RECIPE, ENGINE)
@@ -37,32 +47,17 @@ def distill(
     """Sample problems from a teacher and a student at once, and keep what passes.
 
     Writes samples.jsonl (all samples), data.jsonl (the accepted ones) and report.html. It may be stopped at any moment:
-    the same command again goes on.
+    the same command again goes on. The exit status is 3 if no sample was accepted.
     """
-    from ramify.distill.problems import read_problems
-    from ramify.distill.run import DATA, REPORT, Run
-    from ramify.optimal import OptimalSampling
-
     check.choice("on_malformed", on_malformed, ("stop", "skip"))
     if limit is not None:
         check.integer("limit", limit, 1)
-    overrides = {field.name: values[field.name] for field in RECIPE_FIELDS if values[field.name] not in (None, [])}
-    recipe = load_preset(preset).changed(overrides)
-    found, malformed = read_problems(problems, limit)
-    console = Console(stderr=True)
-    for bad_line in malformed[:MOST_SHOWN]:
-        console.print(f"{problems}, {bad_line}", style="yellow", highlight=False, markup=False)
-    if len(malformed) > MOST_SHOWN:
-        console.print(f"... and {len(malformed) - MOST_SHOWN} more", style="yellow")
-    if malformed and on_malformed == "stop":
-        raise InvalidInputError(
-            f"{_count(len(malformed), 'line')} of {problems} cannot be used; --on-malformed skip leaves such lines out"
-        )
-    if not found:
-        raise InvalidInputError(f"{problems} holds no problem")
-
-    def say(message: str) -> None:
-        console.print(message, style="dim", highlight=False, markup=False)
+    recipe = _recipe(preset, values)
+    _check_place(problems, out)
+    found = _read(problems, limit, skips=on_malformed == "skip", has_oracle=recipe.oracle is not None)
+    from ramify.distill.run import Run  # torch takes a moment: what is wrong above is told without it
+    from ramify.drive.build import build_engine
+    from ramify.optimal import OptimalSampling
 
     options: Any = chosen(values, ENGINE_FIELDS)
     run = Run(
@@ -70,22 +65,81 @@ def distill(
         found,
         out,
         lambda: OptimalSampling(preset=recipe, say=say, **options),
+        load_oracle=lambda: build_engine(EngineConfig.from_options(model=recipe.oracle, **options), say),
+        preset=preset,
         stops_at_refused=on_malformed == "stop",
-        show_progress=sys.stderr.isatty(),
+        show_progress=True,
     )
     try:
         summary = run()
     except KeyboardInterrupt:
         say(f"stopped; what was done is kept in {out}, and the same command goes on from there")
         raise typer.Exit(130) from None
-    for bad_line in summary.refused[:MOST_SHOWN]:
-        console.print(f"{problems}, {bad_line}", style="yellow", highlight=False, markup=False)
+    _warn_of(problems, summary.refused)
+    _print_summary(summary, out)
+    if not summary.accepted:
+        raise typer.Exit(NOTHING_ACCEPTED)
+
+
+def _recipe(preset: str, values: dict[str, Any]) -> Recipe:
+    overrides = {field.name: values[field.name] for field in RECIPE_FIELDS if values[field.name] not in (None, [])}
+    recipe = load_preset(preset)
+    try:
+        recipe = recipe.changed(overrides)
+    except InvalidInputError as error:
+        raise InvalidInputError(in_flags_words(str(error), overrides)) from None
+    asked_of_oracle = sorted(name for name in overrides if name.startswith("oracle_"))
+    if recipe.oracle is None and asked_of_oracle:
+        raise InvalidInputError(f"{flag_of(asked_of_oracle[0])} needs --oracle, the model that writes missing answers")
+    return recipe
+
+
+def _check_place(problems: Path, out: Path) -> None:
+    """The file of problems is only read: it may not be one of the files that the run writes."""
+    if problems.resolve().parent == out.resolve() and problems.name in WRITTEN:
+        raise InvalidInputError(f"{problems} is a file that this run would write itself: choose another --out")
+
+
+def _read(problems: Path, limit: int | None, *, skips: bool, has_oracle: bool) -> list[Problem]:
+    found, malformed = read_problems(problems, limit, answers_may_lack=has_oracle)
+    _warn_of(problems, malformed)
+    if malformed and not skips:
+        raise InvalidInputError(
+            f"{_count(len(malformed), 'line')} of {problems} cannot be used; --on-malformed skip leaves such lines out"
+        )
+    if not found:
+        raise InvalidInputError(f"{problems} holds no problem")
+    if has_oracle and all(problem.answer is not None for problem in found):
+        say(f"every problem of {problems} has its answer: the oracle is not asked")
+    return found
+
+
+def _warn_of(problems: Path, malformed: Sequence[Malformed]) -> None:
+    console = Console(stderr=True)
+    for bad_line in malformed[:MOST_SHOWN]:
+        console.print(Text(f"{problems}, {bad_line}", style="yellow"), soft_wrap=True)
+    if len(malformed) > MOST_SHOWN:
+        console.print(f"... and {len(malformed) - MOST_SHOWN} more", style="yellow")
+
+
+def _print_summary(summary: Summary, out: Path) -> None:
+    """On standard output, line by line; the last line says it if nothing was accepted."""
     earlier = summary.problems - summary.sampled_now
+    share = ""
+    if summary.rejected:
+        low, high = summary.interval
+        share = f" ({percent(summary.accepted, summary.samples)}; 95% confidence: {percent(low)} to {percent(high)})"
     print(
         f"{_count(summary.problems, 'problem')}{f' ({earlier} from before)' if earlier else ''}, "
-        f"{_count(summary.samples, 'sample')}, {summary.accepted} accepted"
+        f"{_count(summary.samples, 'sample')}, {summary.accepted} accepted{share}"
     )
+    if summary.rejected:
+        print("rejected: " + ", ".join(f"{count} {reason}" for reason, count in summary.rejected.items()))
+    for line in summary.advice:
+        print(f"advice: {line}")
     print(f"{out / DATA}\n{out / REPORT}")
+    if not summary.accepted:
+        print(f"nothing accepted: {out / DATA} is empty")
 
 
 def _count(number: int, noun: str) -> str:

@@ -10,6 +10,11 @@ from ramify.distill.recipe import Match, Recipe
 _NUMBER = re.compile(r"[-−]?\s?\$?\s?\d[\d,]*(?:\.\d+)?")
 
 
+def holds_final_answer(answer: str, recipe: Recipe) -> bool:
+    """Whether a final answer can be found in it as the recipe says, and not only the whole taken for it."""
+    return _found(answer, recipe.reference_pattern, recipe.match) is not None
+
+
 def reference_answer(answer: str, recipe: Recipe) -> str:
     """A problem's final answer: what `reference_pattern` matches, else its last number or all of it, by `match`."""
     return _found(answer, recipe.reference_pattern, recipe.match) or answer.strip()

@@ -1,4 +1,7 @@
-"""Reading problems from a JSONL file: one object with `question` and `answer` per line."""
+"""Reading problems from a JSONL file: one object with `question` and `answer` per line.
+
+Where an oracle is to write the missing answers, a problem may come without one. The file itself is only read.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,13 @@ from ramify.errors import InvalidInputError
 class Problem:
     line: int  # in its file, from 1
     question: str
-    answer: str
+    answer: str | None  # None: the file has none
+    oracle_answer: str | None = None  # what the oracle wrote instead
+
+    @property
+    def solution(self) -> str:
+        """The answer, whoever gave it."""
+        return self.oracle_answer or "" if self.answer is None else self.answer
 
     @property
     def digest(self) -> str:
@@ -32,8 +41,13 @@ class Malformed:
         return f"line {self.line}: {self.what}"
 
 
-def read_problems(path: Path, limit: int | None = None) -> tuple[list[Problem], list[Malformed]]:
-    """The problems in a file (or in its first `limit` lines), and what is wrong with its malformed lines."""
+def read_problems(
+    path: Path, limit: int | None = None, *, answers_may_lack: bool = False
+) -> tuple[list[Problem], list[Malformed]]:
+    """The problems in a file (or in its first `limit` lines), and what is wrong with its malformed lines.
+
+    With `answers_may_lack`, a problem whose answer is missing, null or blank is sound, and its answer None.
+    """
     try:
         file = path.open("rb")
     except OSError as error:
@@ -46,7 +60,7 @@ def read_problems(path: Path, limit: int | None = None) -> tuple[list[Problem], 
                 break
             if not content.strip():
                 continue
-            parsed = _parse(line, content)
+            parsed = _parse(line, content, answers_may_lack=answers_may_lack)
             if isinstance(parsed, Problem):
                 problems.append(parsed)
             else:
@@ -54,7 +68,7 @@ def read_problems(path: Path, limit: int | None = None) -> tuple[list[Problem], 
     return problems, malformed
 
 
-def _parse(line: int, content: bytes) -> Problem | Malformed:
+def _parse(line: int, content: bytes, *, answers_may_lack: bool) -> Problem | Malformed:
     try:
         entry: Any = json.loads(content.decode("utf-8"))
     except UnicodeDecodeError:
@@ -63,9 +77,12 @@ def _parse(line: int, content: bytes) -> Problem | Malformed:
         return Malformed(line, f"not JSON: {error}")
     if not isinstance(entry, dict):
         return Malformed(line, f"not an object but {_kind(entry)}")
-    for name in ("question", "answer"):
+    answer = entry.get("answer")
+    lacks_answer = answers_may_lack and (answer is None or (isinstance(answer, str) and not answer.strip()))
+    for name in ("question",) if lacks_answer else ("question", "answer"):
         if name not in entry:
-            return Malformed(line, f"no {name!r}")
+            hint = " (--oracle MODEL writes answers where there are none)" if name == "answer" else ""
+            return Malformed(line, f"no {name!r}{hint}")
         if not isinstance(entry[name], str):
             return Malformed(line, f"{name!r} is not text but {_kind(entry[name])}")
         try:
@@ -74,7 +91,7 @@ def _parse(line: int, content: bytes) -> Problem | Malformed:
             return Malformed(line, f"{name!r} holds half a surrogate pair")
     if not entry["question"].strip():
         return Malformed(line, "the question is empty")
-    return Problem(line, entry["question"], entry["answer"])
+    return Problem(line, entry["question"], None if lacks_answer else answer)
 
 
 def _kind(value: object) -> str:

@@ -60,11 +60,16 @@ class Recipe:
     reference_pattern: str | None = _field(None, "where the problem's final answer stands in its answer")
     min_length: int = _field(0, "accept samples of at least so many tokens")
     require_finished: bool = _field(False, "accept only samples that came to an end within max_tokens")
+    oracle: str | None = _field(None, "a model that writes the answers of problems that have none")
+    oracle_prompt: str = _field("{question}", "the oracle's prompt, with {question}")
+    oracle_system_prompt: str | None = _field(None, "a system prompt for the oracle")
+    oracle_max_tokens: int = _field(512, "longest answer of the oracle, in tokens")
+    oracle_temperature: float = _field(0.0, "of the oracle; 0 takes its likeliest tokens")
 
     def __post_init__(self) -> None:
         for name in ("model_teacher", "model_theta"):
             check.text(name, getattr(self, name))
-        for name in ("teacher_system_prompt", "theta_system_prompt"):
+        for name in ("teacher_system_prompt", "theta_system_prompt", "oracle_system_prompt", "oracle"):
             if getattr(self, name) is not None:
                 check.text(name, getattr(self, name))
         check.boolean("enable_chat_template", self.enable_chat_template)
@@ -78,13 +83,16 @@ class Recipe:
                 f"min_length must be at most max_tokens ({self.max_tokens}), got {self.min_length}: nothing would pass"
             )
         Template("teacher_prompt", self.teacher_prompt)
-        leaked = Template("theta_prompt", self.theta_prompt).names & ANSWERS
-        if leaked:
-            raise InvalidInputError(f"theta_prompt must not hold {{{min(leaked)}}}: the student may not see the answer")
+        for name, who in (("theta_prompt", "the student"), ("oracle_prompt", "the oracle")):
+            leaked = Template(name, getattr(self, name)).names & ANSWERS
+            if leaked:
+                raise InvalidInputError(f"{name} must not hold {{{min(leaked)}}}: {who} may not see the answer")
         for name in ("answer_pattern", "reference_pattern"):
             _check_pattern(name, getattr(self, name))
         MixtureConfig(**self.mixture_options())  # which checks them
         self.sampling(0)
+        check.integer("oracle_max_tokens", self.oracle_max_tokens, 1)
+        check.number("oracle_temperature", self.oracle_temperature, 0)
 
     def mixture_options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in MIXTURE_FIELDS}
@@ -95,6 +103,15 @@ class Recipe:
 
     def sampling(self, seed: int) -> SamplingParams:
         return SamplingParams(seed=seed, **self.sampling_options())
+
+    def oracle_sampling(self, seed: int) -> SamplingParams:
+        """One answer, ended by what ends a sample."""
+        return SamplingParams(
+            max_tokens=self.oracle_max_tokens,
+            temperature=self.oracle_temperature,
+            stop=list(self.stop) or None,
+            seed=seed,
+        )
 
     def changed(self, values: Mapping[str, Any]) -> Recipe:
         """With some fields replaced; an unknown name raises."""

@@ -9,21 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tqdm import tqdm
-
 from ramify.disk import write_whole
+from ramify.distill.advice import advice
+from ramify.distill.files import DATA, REPORT
 from ramify.distill.journal import Journal
+from ramify.distill.oracle import Answers, ask_and_leave
 from ramify.distill.problems import Malformed, Problem
+from ramify.distill.progress import Progress
 from ramify.distill.recipe import Recipe
-from ramify.distill.report import write_report
+from ramify.distill.report import page
 from ramify.distill.samples import as_samples, prompts_of
+from ramify.distill.tally import Tally
+from ramify.drive.build import Engine
+from ramify.drive.intake import Intake
 from ramify.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from ramify.engine.request import Request
     from ramify.optimal import OptimalSampling
-
-DATA, REPORT = "data.jsonl", "report.html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,17 @@ class Summary:
     sampled_now: int
     samples: int
     accepted: int
-    refused: tuple[Malformed, ...]  # problems whose prompts the models cannot take
+    interval: tuple[float, float]  # of the share of accepted samples, at 95 % confidence
+    rejected: Counter[str]  # how many for which reason
+    advice: tuple[str, ...]  # what to change, where few were accepted
+    refused: tuple[Malformed, ...]  # problems that the models cannot take, or whose answer the oracle did not give
 
 
 class Run:
-    """Fills one folder with samples. `load` loads the models, if anything is left to do."""
+    """Fills one folder with samples. `load` loads the models, if anything is left to do, and `load_oracle` the oracle.
+
+    `preset` is the name that the report gives to the recipe.
+    """
 
     def __init__(
         self,
@@ -45,6 +54,8 @@ class Run:
         folder: Path,
         load: Callable[[], OptimalSampling],
         *,
+        load_oracle: Callable[[], Engine[Intake]] | None = None,
+        preset: str | None = None,
         stops_at_refused: bool = True,
         show_progress: bool = False,
     ) -> None:
@@ -52,6 +63,8 @@ class Run:
         self.problems = problems
         self.folder = folder
         self._load = load
+        self._load_oracle = load_oracle
+        self._preset = preset
         self._stops = stops_at_refused
         self._shows = show_progress
         self._refused: list[Malformed] = []
@@ -60,34 +73,62 @@ class Run:
         """Samples what is missing, then writes the accepted samples and the report."""
         with Journal(self.folder, self.recipe, self.problems) as journal:
             before = len(journal.done)
-            left = [problem for problem in self.problems if problem.line not in journal.done]
+            problems = self._answered(journal.done)
+            left = [problem for problem in problems if problem.line not in journal.done]
             if left:
                 self._sample(self._load(), journal, left)
-            counts = self._write_data(journal)
-            write_report(self.folder / REPORT, journal, self.recipe, len(self.problems))
+            tally = self._write_data(journal)
+            advised = tuple(advice(tally, self.recipe))
+            content = page(tally, self.recipe, len(self.problems), preset=self._preset, advised=advised)
+            write_whole(self.folder / REPORT, content)
             return Summary(
-                len(journal.done), len(journal.done) - before, counts["all"], counts["accepted"], tuple(self._refused)
+                problems=len(journal.done),
+                sampled_now=len(journal.done) - before,
+                samples=tally.samples,
+                accepted=tally.accepted,
+                interval=tally.interval(),
+                rejected=tally.rejected(),
+                advice=advised,
+                refused=tuple(self._refused),
             )
+
+    def _answered(self, sampled: set[int]) -> Sequence[Problem]:
+        """All problems that have an answer, once the oracle has been asked for those that the file lacks."""
+        if all(problem.answer is not None for problem in self.problems):
+            return self.problems
+        if self._load_oracle is None:
+            raise InvalidInputError("some problems have no answer: an oracle is needed to write them")
+        with Answers(self.folder, self.recipe, self.problems) as answers:
+            answers.check_kept(sampled)
+            if answers.missing():
+                self._refused += ask_and_leave(
+                    answers, self._load_oracle, stops_at_refused=self._stops, show_progress=self._shows
+                )
+            filled, unusable = answers.fill(self.problems)
+        self._refused += unusable
+        return filled
 
     def _sample(self, sampler: OptimalSampling, journal: Journal, left: Sequence[Problem]) -> None:
         asked: dict[str, Problem] = {}
         # Twice what the engine runs at a time, so that it stays full while some of them end.
         most_at_once = max(2, -(-2 * sampler.config.scheduler_config.max_num_seqs // self.recipe.n))
-        accepted = made = 0
-        with tqdm(
-            total=len(self.problems),
-            initial=len(journal.done),
-            desc="Problems",
-            unit="problem",
-            disable=not self._shows,
-        ) as bar:
-            for output in sampler.finish(self._requests(sampler, left, asked), most_at_once=most_at_once):
+        with Progress(
+            "Samples",
+            problems=len(left) + len(journal.done),
+            done=len(journal.done),
+            tokens_of_problem=self.recipe.n * self.recipe.max_tokens,
+            count_tokens=lambda: sampler.core.metrics.generated_tokens,
+            visible=self._shows,
+        ) as progress:
+            requests = self._requests(sampler, left, asked)
+            for output in sampler.finish(requests, most_at_once=most_at_once, after_step=progress.tick):
                 samples = as_samples(asked.pop(output.request_id), output, self.recipe, sampler)
                 journal.append(samples)
-                made += len(samples)
-                accepted += sum(sample["accepted"] for sample in samples)
-                bar.set_postfix_str(f"{accepted / made:.0%} of samples accepted", refresh=False)
-                bar.update()
+                progress.ended(
+                    tokens=sum(len(sample["token_ids"]) for sample in samples),
+                    samples=len(samples),
+                    accepted=sum(sample["accepted"] for sample in samples),
+                )
 
     def _requests(
         self, sampler: OptimalSampling, left: Sequence[Problem], asked: dict[str, Problem]
@@ -105,14 +146,13 @@ class Run:
             asked[request.request_id] = problem
             yield request
 
-    def _write_data(self, journal: Journal) -> Counter[str]:
+    def _write_data(self, journal: Journal) -> Tally:
         """The accepted samples in the problems' order, whatever order they were made in."""
-        counts: Counter[str] = Counter(all=0, accepted=0)
+        tally = Tally()
         kept: list[tuple[int, int, str]] = []
         for sample in journal.samples():
-            counts["all"] += 1
+            tally.add(sample)
             if sample["accepted"]:
-                counts["accepted"] += 1
                 kept.append((sample["line"], sample["sample"], json.dumps(sample, ensure_ascii=False)))
         write_whole(self.folder / DATA, "".join(f"{content}\n" for _, _, content in sorted(kept)))
-        return counts
+        return tally

@@ -20,8 +20,8 @@ DIGITS = 6  # after the point: more than float32 computes exactly
 
 def prompts_of(problem: Problem, recipe: Recipe) -> tuple[str, str]:
     """The teacher's prompt and the student's."""
-    values = {"question": problem.question, "answer": problem.answer}
-    values["final_answer"] = reference_answer(problem.answer, recipe)
+    values = {"question": problem.question, "answer": problem.solution}
+    values["final_answer"] = reference_answer(problem.solution, recipe)
     teacher = Template("teacher_prompt", recipe.teacher_prompt).fill(values)
     return teacher, Template("theta_prompt", recipe.theta_prompt).fill({"question": problem.question})
 
@@ -31,7 +31,7 @@ def as_samples(
 ) -> list[dict[str, Any]]:
     """One entry per sample, in order. Its `prompt` is the student's: what comes before `text` in training."""
     [(_, theta)] = sampler.render(*prompts_of(problem, recipe))
-    wanted = reference_answer(problem.answer, recipe)
+    wanted = reference_answer(problem.solution, recipe)
     made = []
     for sample in sorted(output.outputs, key=lambda sample: sample.index):
         found = sample_answer(sample.text, recipe)
@@ -46,6 +46,7 @@ def as_samples(
                 "rejected_because": why,
                 "question": problem.question,
                 "answer": wanted,
+                "answer_by": "file" if problem.answer is not None else "oracle",
                 "sample_answer": found,
                 "prompt": theta.text,
                 "text": sample.text,

@@ -7,49 +7,62 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 
-from ramify.errors import InvalidInputError
+from ramify import disk
+from ramify.errors import InvalidInputError, RamifyError
 from ramify.outputs import MixtureReport, RequestOutput
 
 PICTURES = (".png", ".svg", ".pdf")
-# The colours of alpha = 0, 1/2 and 1.
-STUDENT, NEUTRAL, TEACHER = (96, 165, 250), (245, 245, 244), (251, 146, 60)
 WIDTH, HEIGHT, MARGIN = 860, 130, 34
 
+# Colours are variables, so that a page follows the reader's theme. A token's weight is a share of the student's or of
+# the teacher's colour over a neutral one, which stands for alpha = 1/2.
 STYLE = """
-:root { color-scheme: light; }
-body { font: 16px/1.7 system-ui, sans-serif; max-width: 900px; margin: 2rem auto; padding: 0 1rem; color: #1c1917; }
-h1 { font-size: 1.25rem; } h2 { font-size: 1rem; margin: 1.6rem 0 .3rem; color: #57534e; }
-.text { white-space: pre-wrap; overflow-wrap: anywhere; padding: 1rem; border: 1px solid #e7e5e4; border-radius: 8px; }
+:root { color-scheme: light dark; --page: #ffffff; --ink: #1c1917; --soft: #57534e; --faint: #78716c; --line: #e7e5e4;
+  --student: rgb(96,165,250); --neutral: #f5f5f4; --teacher: rgb(251,146,60);
+  --student-line: rgb(37,99,235); --teacher-line: rgb(234,88,12); --alpha-line: rgb(68,64,60); }
+@media (prefers-color-scheme: dark) { :root { --page: #171412; --ink: #f5f5f4; --soft: #d6d3d1; --faint: #a8a29e;
+  --line: #44403c; --student: rgb(29,78,160); --neutral: #292524; --teacher: rgb(166,76,12);
+  --student-line: rgb(96,165,250); --teacher-line: rgb(251,146,60); --alpha-line: rgb(214,211,209); } }
+body { font: 16px/1.7 system-ui, sans-serif; max-width: 900px; margin: 2rem auto; padding: 0 1rem; color: var(--ink);
+  background: var(--page); }
+h1 { font-size: 1.25rem; } h2 { font-size: 1rem; margin: 1.6rem 0 .3rem; color: var(--soft); }
+.text { white-space: pre-wrap; overflow-wrap: anywhere; padding: 1rem; border: 1px solid var(--line);
+  border-radius: 8px; }
 .text span { border-radius: 3px; padding: 1px 0; }
-.legend { display: flex; align-items: center; gap: .6rem; font-size: .85rem; color: #57534e; }
-.scale { flex: 0 0 200px; height: 12px; border-radius: 6px; }
-svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: #78716c; }
+.weight { --mixed: color-mix(in srgb, var(--student) var(--s, 0%),
+  color-mix(in srgb, var(--teacher) var(--t, 0%), var(--neutral))); background: var(--mixed); fill: var(--mixed); }
+.legend { display: flex; align-items: center; gap: .6rem; font-size: .85rem; color: var(--soft); }
+.scale { flex: 0 0 200px; height: 12px; border-radius: 6px;
+  background: linear-gradient(90deg, var(--student), var(--neutral), var(--teacher)); }
+svg { width: 100%; height: auto; overflow: visible; } svg text { font: 11px system-ui, sans-serif; fill: var(--faint); }
+svg .weight { stroke: var(--faint); stroke-width: .5; } svg .axis { fill: none; stroke: var(--line); }
+@media (max-width: 600px) { svg text { font-size: 22px; } }
 """
+LEGEND = '<p class="legend">student <span class="scale"></span> teacher</p>'
 
 
-def color(alpha: float) -> str:
-    """Between the student's colour at 0, near white at 1/2 and the teacher's colour at 1."""
-    share = min(max(alpha, 0.0), 1.0) * 2
-    low, high = (STUDENT, NEUTRAL) if share <= 1 else (NEUTRAL, TEACHER)
-    share = share if share <= 1 else share - 1
-    return "rgb({},{},{})".format(*(round(a + (b - a) * share) for a, b in zip(low, high, strict=True)))
+def weight(alpha: float) -> str:
+    """The attributes that give an element the colour of alpha: the student's at 0, the teacher's at 1."""
+    lean = min(max(alpha, 0.0), 1.0) * 2 - 1
+    return f'class="weight" style="--{"t" if lean > 0 else "s"}:{abs(lean):.0%}"'
 
 
 def colored_text(pieces: Sequence[str], mixture: Sequence[MixtureReport]) -> str:
     """HTML: each token on its colour, with its numbers as a tooltip."""
     return "".join(
-        f'<span style="background:{color(report.alpha)}" title="{_numbers(report)}">{escape(piece)}</span>'
+        f'<span {weight(report.alpha)} title="{_numbers(report)}">{escape(piece)}</span>'
         for piece, report in zip(pieces, mixture, strict=True)
     )
 
 
 def write_history(path: Path, outputs: Sequence[RequestOutput]) -> None:
     """One line of JSON per sample."""
-    with path.open("w", encoding="utf-8") as file:
+    with _writing(path), path.open("w", encoding="utf-8") as file:
         for prompt, output in enumerate(outputs):
             for sample in output.outputs:
                 columns = list(zip(*(sample.mixture or ()), strict=True)) or [()] * len(MixtureReport._fields)
@@ -68,28 +81,37 @@ def write_history(path: Path, outputs: Sequence[RequestOutput]) -> None:
 
 def write_plot(path: Path, pieces: Sequence[str], mixture: Sequence[MixtureReport]) -> None:
     if path.suffix == ".html":
-        path.write_text(_page(pieces, mixture), encoding="utf-8")
+        with _writing(path):
+            path.write_text(_page(pieces, mixture), encoding="utf-8")
     elif path.suffix in PICTURES:
-        _draw(path, mixture)
+        with _writing(path):
+            _draw(path, mixture)
     else:
         raise InvalidInputError(f"plot writes .html, {', '.join(PICTURES)}; got {path.name!r}")
 
 
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RamifyError(f"cannot write {path}: {disk.reason(error, path.parent)}") from None
+
+
 def _page(pieces: Sequence[str], mixture: Sequence[MixtureReport]) -> str:
-    ends = f"{color(0)}, {color(0.5)}, {color(1)}"
     alphas = [report.alpha for report in mixture]
     divergences = {
-        "KL(q ‖ student)": ([report.kl_theta for report in mixture], "rgb(37,99,235)"),
-        "KL(q ‖ teacher)": ([report.kl_teacher for report in mixture], "rgb(234,88,12)"),
+        "KL(q ‖ student)": ([report.kl_theta for report in mixture], "var(--student-line)"),
+        "KL(q ‖ teacher)": ([report.kl_teacher for report in mixture], "var(--teacher-line)"),
     }
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>A sample of two models</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>
 <h1>A sample of two models, {len(mixture)} tokens</h1>
-<p class="legend">student <span class="scale" style="background:linear-gradient(90deg, {ends})"></span> teacher</p>
+{LEGEND}
 <div class="text">{colored_text(pieces, mixture)}</div>
 <h2>alpha, the teacher's weight</h2>
-{curves({"alpha": (alphas, "rgb(68,64,60)")}, highest=1.0)}
+{curves({"alpha": (alphas, "var(--alpha-line)")}, highest=1.0)}
 <h2>divergences, in nats</h2>
 {curves(divergences)}
 </body></html>
@@ -112,13 +134,13 @@ def curves(series: Mapping[str, tuple[Sequence[float], str]], highest: float | N
             x, y = MARGIN + index * spacing, 6 + (1 - value / top) * (height - 6)
             commands.append(f"{'L' if is_open else 'M'}{x:.1f} {y:.1f}")
             is_open = True
-        drawn.append(f'<path d="{" ".join(commands)}" fill="none" stroke="{stroke}" stroke-width="1.5"/>')
+        drawn.append(f'<path d="{" ".join(commands)}" style="fill:none;stroke:{stroke};stroke-width:1.5"/>')
         drawn.append(
             f'<text x="{MARGIN + 8 + 130 * number}" y="{HEIGHT - 4}" style="fill:{stroke}">{escape(name)}</text>'
         )
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(", ".join(series))} over the tokens">'
-        f'<path d="M{MARGIN} 6V{height}H{WIDTH}" fill="none" stroke="rgb(214,211,209)"/>'
+        f'<path d="M{MARGIN} 6V{height}H{WIDTH}" class="axis"/>'
         f'<text x="0" y="12">{top:.3g}</text><text x="0" y="{height}">0</text>{"".join(drawn)}</svg>'
     )
 

@@ -58,15 +58,19 @@ class Calls:
         with self._turn:
             yield from self._drive(requests, check=check)
 
-    def finish(self, requests: Iterable[Request], *, most_at_once: int) -> Generator[RequestOutput]:
+    def finish(
+        self, requests: Iterable[Request], *, most_at_once: int, after_step: Callable[[], None] = lambda: None
+    ) -> Generator[RequestOutput]:
         """Finished outputs, in whatever order; at most `most_at_once` requests are in the engine at a time.
 
-        So there may be any number of requests. Leaving early, or an error, aborts those that are running.
+        So there may be any number of requests. `after_step` is called after each of the engine's steps, once its
+        finished outputs have been taken. Leaving early, or an error, aborts those that are running.
         """
         self._check_thread()
         with self._turn:
             for outputs in self._drive(requests, most_at_once=most_at_once):
                 yield from (output for output in outputs if output.finished)
+                after_step()
 
     def between(self, act: Callable[[], Result]) -> Result:
         """Does something to the engine while no call runs."""

@@ -5,24 +5,31 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ramify import OptimalSampling, SamplingParams
+from ramify import EngineConfig, InvalidInputError, ModelConfig, OptimalSampling, SamplingParams
+from ramify.distill.problem_lines import ProblemLines
 from ramify.distill.problems import read_problems
 from ramify.distill.recipe import Recipe, load_preset
-from ramify.distill.run import Run
+from ramify.distill.run import Run, Summary
 from ramify.distill.samples import as_samples, prompts_of
+from ramify.drive.build import build_engine
+from ramify.models.loader import ModelLoader
+from tests.conftest import CheckpointMaker
 
 ROOT = Path(__file__).parents[2]
 GSM8K = ROOT / "examples" / "problems" / "gsm8k_50.jsonl"
+SMALL_TASKS = GSM8K.with_name("small_tasks.jsonl")
 
 pytestmark = pytest.mark.usefixtures("default_gguf")
 
@@ -152,6 +159,77 @@ def test_fifty_problems_killed_ten_times(tmp_path: Path) -> None:
     assert len(set(sizes)) > 2, "the kills came at telling moments"
     assert named(tmp_path / "broken") == named(tmp_path / "whole")
     assert len(named(tmp_path / "whole")) == 200
+
+
+@pytest.fixture
+def small_model(make_checkpoint: CheckpointMaker, default_gguf: Path) -> Path:
+    """A tiny random model with the default model's tokenizer."""
+    tokenizer = ModelLoader(ModelConfig(model=str(default_gguf))).load_tokenizer()
+    assert tokenizer is not None
+    folder = make_checkpoint("llama", vocab_size=49_152, num_hidden_layers=1, max_position_embeddings=1024)
+    tokenizer.backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_a_run_that_accepts_nothing_says_so_and_why(tmp_path: Path) -> None:
+    flags = ["--limit", "1", "-n", "3", "--max-tokens", "5", "--match", "number", "--answer-pattern", "never"]
+    done = run(tmp_path / "out", *flags)
+    assert done.returncode == 3, done.stderr
+    said = done.stdout.splitlines()
+    assert said[0].startswith("1 problem, 3 samples, 0 accepted (0%; 95% confidence: 0% to ")
+    assert said[1] == "rejected: 3 no answer"
+    assert re.search(r"^advice: \d of 3 samples hit max_tokens 5: raise --max-tokens$", done.stdout, re.MULTILINE)
+    assert said[-1] == f"nothing accepted: {tmp_path / 'out' / 'data.jsonl'} is empty"
+    assert "of 3 samples hit max_tokens 5" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_oracle_answers_what_lacks_answers_and_a_broken_run_equals_an_unbroken_one(
+    tmp_path: Path, small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = SMALL_TASKS.read_text(encoding="utf-8").splitlines()[:4]
+    lines = [json.dumps({"question": json.loads(task)["question"]}) for task in tasks[:3]] + [tasks[3]]
+    path = tmp_path / "problems.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    name = str(small_model)
+    chosen = {"oracle": name, "model_teacher": name, "model_theta": name, "n": 2, "max_tokens": 8}
+    # A random model says nothing sensible, but soon some vowel, which is its end here.
+    recipe = load_preset("small_tasks").changed(chosen | {"stop": ("a", "e", "i", "o"), "oracle_temperature": 1.0})
+    problems, _ = read_problems(path, answers_may_lack=True)
+    sampler = OptimalSampling(preset=recipe, max_model_len=512)
+    oracle = build_engine(EngineConfig.from_options(model=name, max_model_len=512), lambda _: None)
+
+    def go(out: Path) -> Summary:
+        return Run(recipe, problems, out, lambda: sampler, load_oracle=lambda: oracle)()
+
+    def content(out: Path, name: str) -> list[tuple[int, list[int], str]]:
+        return sorted((each["line"], each["token_ids"], each["answer"]) for each in samples(out, name))
+
+    whole = go(tmp_path / "whole")
+    by = {each["line"]: each["answer_by"] for each in samples(tmp_path / "whole")}
+    unusable = {bad.line for bad in whole.refused}
+    assert all("no answer: the oracle's" in str(bad) for bad in whole.refused)
+    assert by == dict.fromkeys({1, 2, 3} - unusable, "oracle") | {4: "file"}
+    assert 0 < len(unusable) < 3, "answers of both kinds"
+    assert (whole.problems, whole.samples) == (4 - len(unusable), 8 - 2 * len(unusable))
+    append, left = ProblemLines.append, [2]
+
+    def until_killed(self: ProblemLines, entries: Any) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        append(self, entries)
+
+    monkeypatch.setattr(ProblemLines, "append", until_killed)
+    for num_written in (2, 2, 10):  # among the answers, then among the samples, then to the end
+        left[0] = num_written
+        with suppress(KeyboardInterrupt):
+            go(tmp_path / "broken")
+    for name in ("answers.jsonl", "samples.jsonl", "data.jsonl"):
+        assert content(tmp_path / "broken", name) == content(tmp_path / "whole", name)
+    assert path.read_text(encoding="utf-8") == "\n".join(lines), "the file given is never changed"
+    (tmp_path / "whole" / "answers.jsonl").unlink()
+    with pytest.raises(InvalidInputError, match="lacks the answer of line"):
+        go(tmp_path / "whole")
 
 
 def test_bad_lines_stop_or_are_left_out(tmp_path: Path) -> None:

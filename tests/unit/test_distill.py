@@ -1,11 +1,10 @@
-"""`ramify distill` without a model: recipes, problems, answers, filters, the journal, the report."""
+"""`ramify distill` without a model: recipes, problems, answers, filters, the journal."""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import fields
-from html.parser import HTMLParser
+from dataclasses import fields, replace
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -15,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.distill.answers import as_number, is_match, reference_answer, sample_answer
-from ramify.distill.journal import SAMPLES, Journal
+from ramify.distill.files import SAMPLES
+from ramify.distill.journal import Journal
 from ramify.distill.problems import Problem, read_problems
 from ramify.distill.recipe import Recipe, load_preset, preset_names
-from ramify.distill.report import EXAMPLES, write_report
 from ramify.distill.samples import mixture_logprob, prompts_of, rejection
 from ramify.distill.template import Template
 from ramify.errors import InvalidInputError, RamifyError
@@ -68,6 +67,10 @@ def test_the_presets_of_the_document_are_there_and_where_they_are_looked_for() -
         ({"seed": 2**64}, "seed"),
         ({"require_finished": 1}, "require_finished"),
         ({"unknown": 1}, "unknown"),
+        ({"oracle": ""}, "oracle"),
+        ({"oracle_prompt": "{question} {answer}"}, "oracle_prompt must not hold"),
+        ({"oracle_max_tokens": 0}, "oracle_max_tokens"),
+        ({"oracle_temperature": -1}, "oracle_temperature"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(values: dict[str, Any], named: str) -> None:
@@ -135,12 +138,31 @@ def test_problems_are_read_and_bad_lines_told(tmp_path: Path) -> None:
         read_problems(tmp_path / "nowhere")
 
 
+def test_answers_may_lack_where_an_oracle_writes_them(tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    path.write_text(
+        '{"question": "a"}\n{"question": "b", "answer": null}\n{"question": "c", "answer": " "}\n'
+        '{"question": "d", "answer": "4"}\n{"question": "e", "answer": 5}\n{"answer": "6"}\n'
+    )
+    problems, malformed = read_problems(path, answers_may_lack=True)
+    assert [(problem.question, problem.answer) for problem in problems] == [
+        ("a", None),
+        ("b", None),
+        ("c", None),
+        ("d", "4"),
+    ]
+    assert [bad.line for bad in malformed] == [5, 6]
+    answered = replace(problems[0], oracle_answer="7")
+    assert (answered.solution, answered.digest) == ("7", problems[0].digest)
+    assert "--oracle MODEL" in str(read_problems(path)[1][0])
+
+
 def test_the_example_is_real_and_complete() -> None:
     problems, malformed = read_problems(GSM8K)
     assert len(problems) == 50
     assert malformed == []
     recipe = load_preset("math_qa")
-    assert [reference_answer(problem.answer, recipe) for problem in problems[:3]] == ["18", "3", "70000"]
+    assert [reference_answer(problem.solution, recipe) for problem in problems[:3]] == ["18", "3", "70000"]
     assert len({problem.digest for problem in problems}) == 50
 
 
@@ -228,6 +250,9 @@ def samples_of(problem: Problem, n: int = 3) -> list[dict[str, Any]]:
             "question": problem.question,
             "answer": "1",
             "sample_answer": "<1>",
+            "answer_by": "file",
+            "finish_reason": "stop",
+            "error": None,
             "text": "a<b>&",
             "token_ids": [1, 2, 3],
             "tokens": ["a", "<b>", "&"],
@@ -252,7 +277,8 @@ def test_a_run_that_was_cut_anywhere_goes_on_to_the_same_samples(tmp_path: Path)
             ends[-1] + sum(len(json.dumps(sample, ensure_ascii=False).encode()) + 1 for sample in samples_of(problem))
         )
     assert ends[-1] == len(whole)
-    for cut in range(len(whole)):
+    # Every place within a problem, and places of the later ones, whose lines look the same.
+    for cut in [*range(ends[1] + 1), *range(ends[1], len(whole), 23)]:
         (tmp_path / SAMPLES).write_bytes(whole[:cut])
         with Journal(tmp_path, RECIPE, PROBLEMS) as journal:
             finished = sum(end <= cut for end in ends[1:])
@@ -338,63 +364,14 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         Journal(tmp_path / "file" / "folder", RECIPE, PROBLEMS)
 
 
-# -- the report ---------------------------------------------------------------------------------------------------
-
-
-class Reader(HTMLParser):
-    """Whether tags are closed in order, and nothing is fetched."""
-
-    VOID = ("meta", "!doctype")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.count: dict[str, int] = {}
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert not {"src", "href", "onclick"} & {name for name, _ in attrs}
-        assert tag not in ("script", "link", "img", "iframe")
-        self.count[tag] = self.count.get(tag, 0) + 1
-        if tag not in self.VOID and not (self.open and self.open[-1] == "svg" and tag == "path"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag != "path":
-            assert self.open.pop() == tag
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        del attrs
-        self.count[tag] = self.count.get(tag, 0) + 1
-
-
-def read(page: str) -> Reader:
-    reader = Reader()
-    reader.feed(page)
-    reader.close()
-    assert reader.open == []
-    return reader
-
-
-def test_the_report_is_well_formed_and_says_what_happened(tmp_path: Path) -> None:
-    many = [Problem(line, f"<script>alert({line})</script>", "#### 1") for line in range(1, 21)]
-    with Journal(tmp_path, RECIPE, many) as journal:
-        for problem in reversed(many):
-            journal.append(samples_of(problem))
-        write_report(tmp_path / "report.html", journal, RECIPE, 25)
-    page = (tmp_path / "report.html").read_text()
-    reader = read(page)
-    assert "40 of 60 samples accepted" in page
-    assert "another answer" in page
-    assert "20 of 25" in page
-    assert reader.count["svg"] == 3
-    assert page.count('class="example"') == EXAMPLES
-    assert "problem 1, sample 0" in page
-
-
-def test_a_report_of_nothing(tmp_path: Path) -> None:
-    with Journal(tmp_path, RECIPE, PROBLEMS) as journal:
-        write_report(tmp_path / "report.html", journal, RECIPE, 4)
-    read((tmp_path / "report.html").read_text())
+def test_a_folder_from_before_a_setting_existed_goes_on(tmp_path: Path) -> None:
+    Journal(tmp_path, RECIPE, PROBLEMS).close()
+    path = tmp_path / "settings.json"
+    older = {name: value for name, value in json.loads(path.read_text()).items() if not name.startswith("oracle")}
+    path.write_text(json.dumps(older))
+    Journal(tmp_path, RECIPE, PROBLEMS).close()
+    with pytest.raises(InvalidInputError, match="oracle was None, now it is 'large'"):
+        Journal(tmp_path, RECIPE.changed({"oracle": "large"}), PROBLEMS)
 
 
 def test_the_page_names_every_setting() -> None:
