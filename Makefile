@@ -1,6 +1,8 @@
 # One environment, .venv, made on first use. `make demo` needs the package alone, the other targets its dev tools.
 PYTHON ?= python3
+PIP_ARGS ?= # further options of pip: where its packages come from, what it may use
 BIN := .venv/bin
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 SERVE ?= # further flags: make serve SERVE="--port 9000"
 CPU_KERNELS := $(wildcard ramify/cpu/*.cpp ramify/cpu/*.h)
 PROMPT ?= Once upon a time, in a small village by the sea,
@@ -59,15 +61,23 @@ clean:
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ramify needs Python 3.11 or newer: make PYTHON=python3.11 demo")'
 	$(PYTHON) -m venv .venv
+	@echo
+	@echo 'Now pip fetches PyTorch and some smaller packages into .venv.'
+	@if [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null; then printf '%s\n' \
+		'No NVIDIA GPU was found here. PyTorch for Linux comes with CUDA all the same: up to 5.5 GB on the disk.' \
+		'Its CPU build takes 0.8 GB. To have that one, press Ctrl-C and type' \
+		'    make clean demo PIP_ARGS="--extra-index-url URL"' \
+		'where URL is the index that the installation page of PyTorch shows for pip and CPU.'; fi
+	@echo
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(INSTALL) -e .
 	@touch $@
 
 .venv/.installed-server: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[server]"
+	$(INSTALL) -e ".[server]"
 	@touch $@ .venv/.installed
 
 .venv/.installed-dev: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(INSTALL) -e ".[dev]"
 	@touch $@ .venv/.installed .venv/.installed-server
