@@ -71,7 +71,10 @@ def random_alteration(document: dict[str, Any], generator: random.Random) -> tup
     foreign: list[str] = []
     done = []
     for _ in range(generator.choice((1, 1, 2, 3))):
-        parent, key = generator.choice(list(_places(copy)))
+        places = list(_places(copy))
+        if not places:
+            break
+        parent, key = generator.choice(places)
         act = generator.choice(("replace", "replace", "replace", "drop", "move", "repeat"))
         done.append(f"{act} {key!r}")
         if act == "replace":
@@ -82,7 +85,7 @@ def random_alteration(document: dict[str, Any], generator: random.Random) -> tup
         elif act == "drop":
             del parent[key]
         elif act == "move":
-            other, other_key = generator.choice(list(_places(copy)))
+            other, other_key = generator.choice(places)
             parent[key], other[other_key] = (json.loads(json.dumps(each)) for each in (other[other_key], parent[key]))
         else:
             parent[key] = [parent[key]] * generator.choice((2, 50))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ramify.errors import FileFormatError, ModelNotFoundError
 from ramify.models.families import Architecture, architecture_from_config
+from ramify.models.metadata_reader import shown
 from ramify.models.weights import EMBEDDING
 from ramify.text.json_file import read_json
 
@@ -64,7 +65,7 @@ def _open_all(folder: Path) -> list[Any]:
         files = {name: _open(folder, name) for name in sorted(set(weight_map.values()))}
         for tensor, name in weight_map.items():
             if tensor not in files[name].keys():  # noqa: SIM118
-                raise FileFormatError(f"{INDEX} places {tensor} in {name}, which does not hold it")
+                raise FileFormatError(f"{INDEX} places {shown(tensor)} in {name}, which does not hold it")
         return list(files.values())
     if (folder / SINGLE).exists():
         return [_open(folder, SINGLE)]
@@ -78,7 +79,7 @@ def _open_all(folder: Path) -> list[Any]:
 
 def _open(folder: Path, name: str) -> Any:
     if Path(name).name != name or not name.endswith(".safetensors"):
-        raise FileFormatError(f"{INDEX} names {name!r}, which is not a safetensors file of its folder")
+        raise FileFormatError(f"{INDEX} names {shown(name)}, which is not a safetensors file of its folder")
     try:
         return safe_open(folder / name, framework="pt")
     except FileNotFoundError:

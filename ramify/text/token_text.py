@@ -45,7 +45,7 @@ def assembler_for(tokenizer: Tokenizer) -> TextAssembler:
     if kinds == ["ByteLevel"]:
         return ByteLevel(byte_of_character())
     pieces = _pieces_of(stages) if "Fuse" in kinds else None
-    return Whole(tokenizer.backend.decoder.decode) if pieces is None else pieces
+    return Whole(tokenizer.decode_tokens) if pieces is None else pieces
 
 
 def _pieces_of(stages: list[Mapping[str, Any]]) -> Pieces | None:

@@ -112,12 +112,29 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`; ids that name no token give no text, as in `tokenizers`."""
         try:
-            if len(ids) < _MANY:
-                return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
-            [text] = self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+            with backend_panics_become(FileFormatError, "the tokens cannot be decoded"):
+                if len(ids) < _MANY:
+                    return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+                [text] = self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
             raise InvalidInputError(f"ids must be token ids (integers from 0 on): {error}") from None
+        except FileFormatError:
+            skipped = self.special_token_ids if skip_special_tokens else frozenset()
+            return self.decode_tokens([self.id_to_token(each) or "" for each in ids if each not in skipped])
         return str(text)
+
+    def decode_tokens(self, tokens: Sequence[str]) -> str:
+        """Text of tokens in the vocabulary's spelling, by the backend's decoder; just their spelling where that fails.
+
+        Decoders run in the middle of a step, which one that fails (on an empty token, say) must not break.
+        """
+        if self._backend.decoder is None:
+            return " ".join(tokens)
+        try:
+            with backend_panics_become(FileFormatError, "the tokens cannot be decoded"):
+                return str(self._backend.decoder.decode(list(tokens)))
+        except Exception:
+            return "".join(tokens)
 
     def id_to_token(self, token_id: int) -> str | None:
         """The vocabulary's spelling of a token; None if there is no such id."""

@@ -10,6 +10,7 @@ import tokenizers
 from tokenizers import pre_tokenizers
 
 from ramify.errors import FileFormatError, InvalidInputError, UnsupportedModelError
+from ramify.text.detokenizer import IncrementalDetokenizer
 from ramify.text.encoding_process import EncodingProcess
 from ramify.text.split_patterns import GPT2, LLAMA3, QWEN2
 from ramify.text.tokenizer import Tokenizer
@@ -175,3 +176,14 @@ def test_a_text_without_a_token_is_refused_by_its_place() -> None:
     tokenizer = Tokenizer(_backend(model={"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None}))
     with pytest.raises(InvalidInputError, match="unknown token"):
         tokenizer.encode("b")
+
+
+def test_a_decoder_that_fails_leaves_the_tokens_as_they_are_spelled() -> None:
+    """The backend panics where a decoder strips the end of an empty token, which would break a whole step."""
+    strip = {"type": "Strip", "content": " ", "start": 0, "stop": 1}
+    model = {"type": "WordLevel", "vocab": {"": 0, "a ": 1}, "unk_token": "a "}
+    tokenizer = Tokenizer(_backend(model=model, decoder=strip))
+    assert tokenizer.decode([1, 1]) == "aa"
+    assert tokenizer.decode([1, 0]) == "a "
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    assert [detokenizer.push(1), detokenizer.push(0), detokenizer.flush()] == ["", "", "a "]
