@@ -52,7 +52,9 @@ def ask(url: str, n: int, max_tokens: int) -> None:
 
     print("Streamed, side by side:")
     texts: dict[int, str] = defaultdict(str)
-    for chunk in client.completions.create(model=model, prompt=PROMPT, n=n, seed=7, max_tokens=max_tokens, stream=True):
+    for chunk in client.completions.create(
+        model=model, prompt=PROMPT, n=n, temperature=0.8, seed=7, max_tokens=max_tokens, stream=True
+    ):
         for choice in chunk.choices:
             texts[choice.index] += choice.text
     for index, text in sorted(texts.items()):

@@ -14,6 +14,7 @@ from typing import Any
 
 from ramify.errors import FileFormatError, InvalidInputError
 from ramify.sampling_params import SamplingParams, SamplingStrategy
+from ramify.validation import shown
 
 CONFIG_FILE = "generation_config.json"
 # The fields of SamplingParams that are recommended, by the keys that GGUF files have for them.
@@ -25,6 +26,7 @@ GGUF_KEYS = {
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
 RECOMMENDED_FIELDS = tuple(GGUF_KEYS)
+FILTERS = frozenset({"top_p", "top_k", "min_p"})  # greedy has no use for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class GenerationDefaults:
         fitting = {name: value for name, value in self.values.items() if name not in given}
         if fitting.get("temperature") == 0 and asked.num_samples > 1:
             del fitting["temperature"]  # several samples were asked for, and greedy ones are all the same
+        if fitting.get("temperature", asked.temperature) == 0:
+            return {name: value for name, value in fitting.items() if name not in FILTERS}
         return fitting
 
     def __bool__(self) -> bool:
@@ -70,7 +74,7 @@ def defaults_from_config(config: Mapping[str, Any]) -> GenerationDefaults:
     values = {name: _checked(CONFIG_FILE, name, name, config.get(name)) for name in RECOMMENDED_FIELDS}
     do_sample = config.get("do_sample")
     if do_sample is not None and not isinstance(do_sample, bool):
-        raise _refusal(CONFIG_FILE, "do_sample", f"must be true or false, got {do_sample!r:.80}")
+        raise _refusal(CONFIG_FILE, "do_sample", f"must be true or false, got {shown(do_sample)}")
     if do_sample is False:
         values = {"temperature": 0.0, "repetition_penalty": values["repetition_penalty"]}
     return _defaults(values, CONFIG_FILE)

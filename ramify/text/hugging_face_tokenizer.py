@@ -5,13 +5,27 @@ For callers who know those: scripts that encode, decode and render chats themsel
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ramify import validation as check
-from ramify.errors import InvalidInputError, UnsupportedAttributeError, UnsupportedError
+from ramify.errors import InvalidInputError, UnsupportedAttributeError
+from ramify.keywords import Foreign, own_keywords, strict_keywords
 from ramify.text.codec import Message, TextCodec
 from ramify.text.tokenizer import Tokenizer
+
+_LISTS = "token ids come as lists, whole and unpadded"
+# What else `transformers` takes there, at the values that ask for nothing.
+KEYWORDS = {
+    "return_tensors": Foreign(_LISTS),
+    "padding": Foreign(_LISTS, (False,)),
+    "truncation": Foreign(_LISTS, (False,)),
+    "max_length": Foreign(_LISTS),
+    "return_attention_mask": Foreign(_LISTS, (True,)),
+    "clean_up_tokenization_spaces": Foreign("text is decoded as the tokenizer says", (False,)),
+    "spaces_between_special_tokens": Foreign("text is decoded as the tokenizer says", (True,)),
+}
 
 
 class HuggingFaceTokenizer:
@@ -28,21 +42,27 @@ class HuggingFaceTokenizer:
 
     # -- text and ids ----------------------------------------------------------------------------------------
 
+    @strict_keywords(KEYWORDS, "an option of encode")
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
+    @strict_keywords(KEYWORDS, "an option of decode")
     def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
         """The text of one id or of several, special tokens written out unless told otherwise."""
         return self._tokenizer.decode(_as_ids(token_ids), skip_special_tokens=skip_special_tokens)
 
+    @strict_keywords(KEYWORDS, "an option of batch_decode")
     def batch_decode(self, sequences: Sequence[Any], skip_special_tokens: bool = False) -> list[str]:
         return [self.decode(token_ids, skip_special_tokens) for token_ids in sequences]
 
+    @strict_keywords(KEYWORDS, "an option of a tokenizer")
     def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
         """`input_ids` and `attention_mask` of a text, or of each of several, unpadded."""
         if isinstance(text, str):
             token_ids = self.encode(text, add_special_tokens)
             return {"input_ids": token_ids, "attention_mask": [1] * len(token_ids)}
+        if not isinstance(text, list | tuple):
+            raise check.refuse("text", text, "a text or a list of texts")
         each = [self.encode(one, add_special_tokens) for one in text]
         return {"input_ids": each, "attention_mask": [[1] * len(token_ids) for token_ids in each]}
 
@@ -52,9 +72,8 @@ class HuggingFaceTokenizer:
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
         """The vocabulary's spelling of an id, or of each of several; None for an id that names no token."""
-        if isinstance(ids, int):
-            return self._tokenizer.id_to_token(ids)
-        return [self._tokenizer.id_to_token(token_id) for token_id in _as_ids(ids)]
+        tokens = [self._tokenizer.id_to_token(token_id) for token_id in _as_ids(ids)]
+        return tokens[0] if isinstance(ids, int) else tokens
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
         """The id of a token, or of each of several; one that is not known has the unknown token's, or None."""
@@ -82,9 +101,8 @@ class HuggingFaceTokenizer:
         Unlike the engine's `chat` it opens no turn for the assistant unless told to. A variable that the template does
         not read is refused.
         """
-        for name in ("padding", "truncation", "return_tensors", "max_length"):
-            if template_variables.pop(name, None) not in (None, False):
-                raise UnsupportedError(f"{name} is not supported: token ids come as lists, whole and unpadded")
+        others = {name: template_variables.pop(name) for name in KEYWORDS if name in template_variables}
+        own_keywords(others, (), KEYWORDS, what="an option of apply_chat_template")
         if conversation and not isinstance(conversation[0], Mapping):
             conversations: Any = conversation
         else:
@@ -143,6 +161,8 @@ class HuggingFaceTokenizer:
 
 def _as_ids(given: Any) -> list[int]:
     """A list of ids from one id, a list, an array or a tensor."""
-    if hasattr(given, "tolist"):
-        given = given.tolist()
-    return [given] if isinstance(given, int) else list(given)
+    listed = given.tolist() if hasattr(given, "tolist") else given
+    try:
+        return [operator.index(each) for each in ([listed] if isinstance(listed, int) else listed)]
+    except TypeError:
+        raise check.refuse("token ids", given, "one id, or a list, an array or a tensor of ids") from None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -154,6 +155,31 @@ def test_the_tokenizer_that_callers_get_is_theirs_by_name_and_default(folder: Pa
     assert ours.batch_decode([[1], [5, 6]]) == theirs.batch_decode([[1], [5, 6]])
 
 
+def test_what_the_tokenizer_that_callers_get_cannot_do_is_refused(tmp_path: Path) -> None:
+    save_llama3(tmp_path)
+    ours = HuggingFaceTokenizer(TextCodec(load_folder(tmp_path)))
+    ids = ours.encode("Hello", truncation=False, return_tensors=None)  # type: ignore[call-arg]
+    assert ours.decode(numpy.array(ids), clean_up_tokenization_spaces=False) == ours.decode(ids)  # type: ignore[call-arg]
+    assert ours.decode(ids[1]) == ours.decode([numpy.int64(ids[1])])
+    calls: list[Callable[[], Any]] = [
+        lambda: ours.encode("Hello", return_tensors="pt"),  # type: ignore[call-arg]
+        lambda: ours(["Hello"], padding=True),  # type: ignore[call-arg]
+        lambda: ours.apply_chat_template(MESSAGES, return_tensors="pt"),
+    ]
+    for call in calls:
+        with pytest.raises(UnsupportedError, match="token ids come as lists, whole and unpadded"):
+            call()
+    wrong: list[Any] = [None, "abc", [1.5], [None], 1.5, object()]
+    for given in wrong:
+        with pytest.raises(InvalidInputError, match="token ids must be one id, or a list, an array or a tensor"):
+            ours.decode(given)
+        with pytest.raises(InvalidInputError):
+            ours.convert_ids_to_tokens(given)
+    for text in (None, 5, [None]):
+        with pytest.raises(InvalidInputError):
+            ours(text)  # type: ignore[arg-type]
+
+
 CONVERSATIONS: list[Any] = [MESSAGES, [*MESSAGES, {"role": "assistant", "content": "Well, I "}]]
 
 
@@ -179,8 +205,6 @@ def test_apply_chat_template_is_theirs(folder: Path, options: dict[str, Any]) ->
         assert ours.apply_chat_template(conversation, return_dict=True, **options)["input_ids"] == ids
     several = ours.apply_chat_template(CONVERSATIONS, tokenize=False, **options)
     assert several == theirs.apply_chat_template(CONVERSATIONS, tokenize=False, **options)
-    with pytest.raises(UnsupportedError, match="return_tensors is not supported"):
-        ours.apply_chat_template(MESSAGES, return_tensors="pt")
 
 
 @pytest.mark.parametrize("flags", [{"add_bos_token": True}, {"add_bos_token": False, "add_eos_token": True}])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ramify.config import ModelConfig
-from ramify.errors import FileFormatError, InvalidInputError
+from ramify.errors import FileFormatError, InvalidInputError, ModelError
 from ramify.models import embedded
 from ramify.models.generation_defaults import (
     GGUF_KEYS,
@@ -114,6 +114,11 @@ def test_a_beam_search_takes_no_recommendation() -> None:
         assert not defaults.used(given)
 
 
+def test_greedy_is_not_told_about_filters_that_do_nothing() -> None:
+    assert RECOMMENDED.params({"temperature": 0}) == SamplingParams(temperature=0, repetition_penalty=1.1)
+    assert dict(RECOMMENDED.used({"temperature": 0}).values) == {"repetition_penalty": 1.1}
+
+
 def test_several_samples_are_drawn_where_greedy_is_recommended() -> None:
     assert GREEDY.params({"n": 1}).temperature == 0
     several: list[dict[str, Any]] = [{"n": 4}, {"best_of": 4}, {"n": 2, "strategy": "diverse"}]
@@ -183,6 +188,12 @@ def test_a_wrong_file_is_refused_unless_it_is_left_out(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=r"^generation_config.json: temperature"):
         ModelLoader(ModelConfig(model=folder)).load_generation_defaults()
     assert not ModelLoader(ModelConfig(model=folder, generation_config="none")).load_generation_defaults()
+
+
+def test_a_file_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").mkdir()
+    with pytest.raises(ModelError, match=r"generation_config.json"):
+        ModelLoader(ModelConfig(model=str(tmp_path))).load_generation_defaults()
 
 
 @pytest.mark.skipif(not embedded.is_cached(), reason="the default model is not in the cache")
