@@ -19,10 +19,10 @@ def resolve(model: str, say: Callable[[str], None] = lambda _: None) -> Path:
     """A local folder or .gguf file; the embedded model and hub snapshots are fetched first."""
     if model == embedded.NAME:
         return embedded.fetch(say)
-    path = Path(model).expanduser()
-    if path.is_dir():
+    path, is_folder, is_file = _look_up(model)
+    if is_folder:
         return path
-    if path.is_file():
+    if is_file:
         if path.suffix == ".gguf":
             return path
         hint = "give the folder it is in" if path.suffix == ".safetensors" else "a folder or a .gguf file is needed"
@@ -30,8 +30,18 @@ def resolve(model: str, say: Callable[[str], None] = lambda _: None) -> Path:
     if HUB_ID.fullmatch(model):
         return _from_hub(model, say)
     raise ModelNotFoundError(
-        f"model {model!r} is not a folder, a .gguf file, a hub id (owner/name) or {embedded.NAME!r}, the default"
+        f"model {model!r:.200} is not a folder, a .gguf file, a hub id (owner/name) or {embedded.NAME!r}, the default"
     )
+
+
+def _look_up(model: str) -> tuple[Path, bool, bool]:
+    """The path that a name may be, and whether a folder or a file is there."""
+    path = Path(model)
+    try:
+        path = path.expanduser()
+        return path, path.is_dir(), path.is_file()
+    except (OSError, RuntimeError, ValueError):  # a name too long for a path, or the home of nobody
+        return path, False, False
 
 
 def _from_hub(model: str, say: Callable[[str], None]) -> Path:

@@ -80,6 +80,8 @@ def _open_all(folder: Path) -> list[Any]:
 def _open(folder: Path, name: str) -> Any:
     if Path(name).name != name or not name.endswith(".safetensors"):
         raise FileFormatError(f"{INDEX} names {shown(name)}, which is not a safetensors file of its folder")
+    if (folder / name).exists() and not (folder / name).is_file():
+        raise FileFormatError(f"{name} is no file")
     try:
         return safe_open(folder / name, framework="pt")
     except FileNotFoundError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,17 @@ _BETWEEN_BRACKETS = re.compile(r"[^\[\]{}]++")
 def read_text(path: Path, largest: int = LARGEST_JSON) -> str:
     """The text of a file that must be there; ModelNotFoundError or FileFormatError says what is wrong with it."""
     try:
-        if path.stat().st_size > largest:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):  # reading a pipe would wait for whoever writes to it
+            raise FileFormatError(f"{path.name} is no file")
+        if about.st_size > largest:
             raise FileFormatError(f"{path.name} is larger than {largest} bytes")
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
         raise ModelNotFoundError(f"{path.parent.name} has no {path.name}") from None
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path.name} is not UTF-8 text: {error}") from None
-    except OSError as error:  # a folder of that name, a file without permission, a device that fails
+    except OSError as error:  # a file without permission, a disk that fails
         raise FileFormatError(f"{path.name} cannot be read: {error.strerror or error}") from None
 
 

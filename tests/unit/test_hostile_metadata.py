@@ -4,6 +4,7 @@ ours that names the file, never another exception."""
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -167,8 +168,11 @@ def test_nesting_counts_brackets_outside_of_strings_in_one_pass() -> None:
 
 def test_a_file_that_is_a_folder_or_not_text(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
-    with pytest.raises(FileFormatError, match=r"config\.json cannot be read: Is a directory"):
+    with pytest.raises(FileFormatError, match=r"config\.json is no file"):
         read_json(tmp_path / "config.json")
+    os.mkfifo(tmp_path / "pipe.json")  # nobody ever writes to it
+    with pytest.raises(FileFormatError, match=r"pipe\.json is no file"):
+        read_json(tmp_path / "pipe.json")
     (tmp_path / "latin.json").write_bytes(b'{"a": "\xff"}')
     with pytest.raises(FileFormatError, match=r"latin\.json is not UTF-8"):
         read_json(tmp_path / "latin.json")
@@ -177,6 +181,13 @@ def test_a_file_that_is_a_folder_or_not_text(tmp_path: Path) -> None:
     (tmp_path / "digits.json").write_text('{"a": ' + "9" * 5000 + "}")
     with pytest.raises(FileFormatError, match=r"digits\.json is not valid JSON"):
         read_json(tmp_path / "digits.json")
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/model", "x" * 5000, "a\0b", "", "/", "\ud800", "no/such"])
+def test_names_that_are_no_paths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(RamifyError):
+        LLM(name)
 
 
 # -- end tokens ------------------------------------------------------------------------------------------------
