@@ -30,7 +30,7 @@ class Page {
     const draft = sound(kept(thisTab, DRAFT));
     if (draft) this.form.restore(draft);
     this.#openLink();
-    this.#loadModels();
+    this.loading = this.#loadModels(); // until the models are known, or cannot be
   }
 
   #listen() {
@@ -40,7 +40,7 @@ class Page {
     });
     find("stop").addEventListener("click", () => this.running?.abort());
     find("key-open").addEventListener("click", async () => {
-      if (await this.key.ask()) this.#loadModels();
+      if (await this.key.ask()) this.loading = this.#loadModels();
     });
     find("model").addEventListener("change", () => this.#chooseModel());
     find("stale-back").addEventListener("click", () => {
@@ -69,13 +69,23 @@ class Page {
 
   async run() {
     this.running?.abort();
-    const asked = this.form.read();
-    if (asked === null) return;
     const running = this.running = new AbortController();
-    const search = new Search(this.form.settings, asked, withSeed(asked), this.form.model?.mixture ?? null);
     this.#swap("run", "stop");
     try {
-      for await (const event of events(search.request, { key: this.key.value, signal: running.signal })) {
+      await this.loading; // a request names its model, and has the model's defaults
+      const asked = running.signal.aborted ? null : this.form.read();
+      if (asked) await this.#follow(new Search(this.form.settings, asked, withSeed(asked), this.form.model?.mixture ?? null), running.signal);
+    } finally {
+      if (this.running === running) {
+        this.running = null;
+        this.#swap("stop", "run");
+      }
+    }
+  }
+
+  async #follow(search, signal) {
+    try {
+      for await (const event of events(search.request, { key: this.key.value, signal })) {
         search.take(event);
         if (event.type === "start") this.#start(search);
         else this.results.drawSoon();
@@ -87,10 +97,6 @@ class Page {
       this.#interrupted(error, search);
     } finally {
       if (search.start) this.history.add(search, pinned(search.settings, search.request));
-      if (this.running === running) {
-        this.running = null;
-        this.#swap("stop", "run");
-      }
     }
   }
 
@@ -174,12 +180,12 @@ class Page {
     } catch (error) {
       if (error instanceof Refusal && error.status === 401) {
         choice.replaceChildren(new Option("an API key is needed", ""));
-        if (await this.key.ask({ refused: true })) this.#loadModels();
+        if (await this.key.ask({ refused: true })) await this.#loadModels();
         return;
       }
       if (error instanceof Refusal && error.status === 503) { // it listens, and loads its model
         choice.replaceChildren(new Option("the model is being loaded …", ""));
-        setTimeout(() => this.#loadModels(), 1000);
+        setTimeout(() => { this.loading = this.#loadModels(); }, 1000);
         return;
       }
       choice.replaceChildren(new Option("no server", ""));

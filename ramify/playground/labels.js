@@ -2,6 +2,7 @@
 
 // A name at the beginning, one with an underscore, one before "=", or n: elsewhere "stop" or "score" may be plain words.
 const NAMES = /^[a-z_]+|\b[a-z]+(?:_[a-z]+)+\b|\b[a-z]+(?= = )|\bn\b/g;
+const NO_FIELDS = { max_model_len: "the model’s context" };
 const SAME_FIELD = { logprobs: "top_logprobs", theta_messages: "theta_prompt" };
 
 /** The field that a refusal is about; messages of the engine itself begin with its name. */
@@ -14,6 +15,6 @@ export function fieldOf(param, message) {
 export function inLabels(message, labelOf) {
   return message.replaceAll(NAMES, (name) => {
     const label = labelOf(SAME_FIELD[name] ?? name);
-    return label === undefined ? name : `“${label}”`;
+    return label === undefined ? NO_FIELDS[name] ?? name : `“${label}”`;
   });
 }

@@ -24,6 +24,7 @@ DESKTOP = {"width": 1360, "height": 860}
 PHONE = {"width": 375, "height": 780}
 PROMPT = "The lighthouse keeper climbed the stairs one last time. At the top she found"
 LONG = 60_000  # milliseconds that a busy machine may take for one search
+ASKED = "performance.getEntriesByType('resource').map(one => one.name)"
 DRAWN = {"temperature": 0.8, "seed": 7}  # the same texts in every run
 
 
@@ -358,32 +359,33 @@ def test_a_chat_goes_on_with_the_answer_that_was_liked(visit: Any) -> None:
 # -- what goes wrong ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("strategy", "fields", "field", "words"),
-    [
-        ("Parallel", {"temperature": 9}, "temperature", "“Temperature” must be less than or equal to 2, got 9"),
-        ("Parallel", {"temperature": 0}, "n", "“Samples” must be 1 when temperature is 0"),
-        ("Parallel", {"n": 1000}, "n", "(or “Drawn”, or “Beam width”) must be at most 128"),
-        ("Beams", {"n": 8, "beam_width": 4}, "n", "“Samples” must be at most “Beam width” = 4, got 8"),
-        ("Groups", {"num_beam_groups": 3}, "num_beam_groups", "“Groups” must divide “Beam width” = 4, got 3"),
-        ("Best of", {"n": 4, "best_of": 2}, "best_of", "“Drawn” must be at least “Samples” = 4, got 2"),
-    ],
+REFUSED = (
+    ("Parallel", {"temperature": 9}, "temperature", "“Temperature” must be less than or equal to 2, got 9"),
+    ("Parallel", {"temperature": 0}, "n", "“Samples” must be 1 when temperature is 0"),
+    ("Parallel", {"n": 1000}, "n", "(or “Drawn”, or “Beam width”) must be at most 128"),
+    ("Parallel", {"max_tokens": 2000}, "prompt", "plus “Max tokens” 2000 must fit the model’s context = 1024"),
+    ("Beams", {"n": 8, "beam_width": 4}, "n", "“Samples” must be at most “Beam width” = 4, got 8"),
+    ("Groups", {"num_beam_groups": 3}, "num_beam_groups", "“Groups” must divide “Beam width” = 4, got 3"),
+    ("Best of", {"n": 4, "best_of": 2}, "best_of", "“Drawn” must be at least “Samples” = 4, got 2"),
 )
-def test_a_refused_input_is_a_message_in_the_pages_words_beside_its_field(
-    visit: Any, strategy: str, fields: dict[str, object], field: str, words: str
-) -> None:
+
+
+def test_a_refused_input_is_a_message_in_the_pages_words_beside_its_field(visit: Any) -> None:
     page = visit()
-    choose(page, strategy, **fields)
-    sample(page)
-    message = page.locator(f'[data-field="{field}"] .message')
-    expect(message).to_be_visible()
-    expect(message).to_contain_text(words)
-    entry = page.locator(f"#control-{field}")
-    expect(entry).to_have_attribute("aria-invalid", "true")
-    expect(entry).to_be_focused()
-    expect(columns(page)).to_have_count(0)
-    if strategy == "Parallel" and field == "temperature":
-        picture(page, "refused")
+    for strategy, fields, field, words in REFUSED:
+        choose(page, strategy, **fields)
+        sample(page)
+        message = page.locator(f'[data-field="{field}"] .message')
+        expect(message).to_be_visible()
+        expect(message).to_contain_text(words)
+        entry = page.locator(f"#control-{field}, #{field}")
+        expect(entry).to_have_attribute("aria-invalid", "true")
+        expect(entry).to_be_focused()
+        expect(columns(page)).to_have_count(0)
+        if field == "temperature":
+            picture(page, "refused")
+        page.evaluate("sessionStorage.clear()")
+        page.reload()
 
 
 def test_a_message_goes_when_it_is_no_longer_true(visit: Any) -> None:
@@ -602,6 +604,22 @@ def test_the_models_defaults_are_what_empty_fields_mean(visit: Any, url: str) ->
     sample(page)
     said = [(body.get("temperature"), body.get("top_p"), "top_k" in body) for body in sent]
     assert said == [(0.7, 0.85, False), (0.3, 0.85, False), (None, None, False)], "beams take none of them"
+
+
+def test_a_run_waits_until_the_model_is_known(visit: Any) -> None:
+    """It would say neither the model nor its defaults, and look like the run of another form once they are known."""
+    page = visit()
+    held: list[Any] = []
+    page.route("**/v1/models", lambda route: held.insert(0, route))
+    page.reload()
+    choose(page, "Parallel", n=2, max_tokens=2)
+    page.get_by_role("button", name="Sample").click()
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    assert not any(asked.endswith("/ramify/stream") for asked in page.evaluate(ASKED))
+    held[0].continue_()
+    finished(page)
+    expect(columns(page)).to_have_count(2)
+    expect(page.get_by_text("These came of older settings")).to_be_hidden()
 
 
 def test_the_form_survives_a_reload_and_travels_in_a_link(visit: Any) -> None:
