@@ -88,8 +88,8 @@ def test_two_tracks_by_kernels(models: int) -> None:
     kernels = KernelSampler(padded(16), VOCAB, CPU, "raw", mixer)
     engine = fake_engine(num_models=models, mixer=mixer, kernels=kernels, runs_ahead=True)
     asked = [
-        Asked([1, 2, 3, 4, 5], [9], SamplingParams(seed=1, n=2, max_tokens=5)),
-        Asked([7], [1, 2, 3, 4, 5, 6], SamplingParams(seed=2, max_tokens=7, ignore_eos=True)),
+        Asked([1, 2, 3, 4, 5], [9], SamplingParams(seed=1, n=2, max_tokens=3)),
+        Asked([7], [1, 2, 3, 4, 5, 6], SamplingParams(seed=2, max_tokens=5, ignore_eos=True)),
     ]
     for number, each in enumerate(asked):
         engine.add_request(each.request(str(number), models=models))

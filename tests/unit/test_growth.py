@@ -112,7 +112,7 @@ PARAMS: list[dict[str, Any]] = [
     runs_ahead=st.booleans(),
     stop=st.sampled_from([None, "abca", "ccbabb", "bcabca"]),
 )
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_the_steps_replayed_are_the_outputs_and_watching_changes_nothing(
     *, options: dict[str, Any], max_tokens: int, ends: set[int], num_blocks: int, runs_ahead: bool, stop: str | None
 ) -> None:

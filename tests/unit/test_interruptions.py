@@ -7,9 +7,8 @@ import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import count, islice
 from pathlib import Path
 from types import CodeType, FrameType
@@ -26,8 +25,7 @@ from ramify.engine.plan import Draw, StepResult
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.pipeline import Sampler, Source
 from ramify.text.stream import TextStream
-from tests import fake
-from tests.fake import FakeDevice, fake_engine, logits_after
+from tests.fake import FakeDevice, fake_engine
 from tests.unit.test_engine import check
 
 HOME = Path(ramify.__file__).parent
@@ -118,15 +116,12 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def worlds() -> Iterator[dict[str, World]]:
-    logits = lru_cache(maxsize=None)(lambda tokens, model: logits_after(list(tokens), model))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fake, "logits_after", lambda tokens, model=0: logits(tuple(tokens), model))
-        yield {
-            "plain order": World(preemption_mode="swap", num_host_blocks=12),
-            "step ahead": World(runs_ahead=True),
-            "two models": World(num_models=2, mixer=Mixer(MixtureConfig()), num_blocks=11, runs_ahead=True),
-        }
+def worlds() -> dict[str, World]:
+    return {
+        "plain order": World(preemption_mode="swap", num_host_blocks=12),
+        "step ahead": World(runs_ahead=True),
+        "two models": World(num_models=2, mixer=Mixer(MixtureConfig()), num_blocks=11, runs_ahead=True),
+    }
 
 
 NAMES = ("plain order", "step ahead", "two models")

@@ -110,11 +110,10 @@ def worlds(draw: st.DrawFn) -> tuple[list[Asked], int, dict[str, Any]]:
     return asked, models, options
 
 
-@given(worlds())
-@settings(max_examples=60, deadline=None)
-def test_every_schedule_draws_from_the_mixture_of_the_right_contexts(
-    world: tuple[list[Asked], int, dict[str, Any]],
-) -> None:
+World = tuple[list[Asked], int, dict[str, Any]]
+
+
+def run_schedule(world: World) -> None:
     asked, models, options = world
     engine = fake_engine(num_models=models, mixer=Mixer(MixtureConfig()), **options)
     for number, each in enumerate(asked):
@@ -123,6 +122,19 @@ def test_every_schedule_draws_from_the_mixture_of_the_right_contexts(
     for number, each in enumerate(asked):
         assert told_by(outputs[str(number)]) == by_hand(each, models=models)
     assert engine.stats()["blocks_in_use"] == 0
+
+
+@given(worlds())
+@settings(max_examples=20)
+def test_every_schedule_draws_from_the_mixture_of_the_right_contexts(world: World) -> None:
+    run_schedule(world)
+
+
+@pytest.mark.long
+@given(worlds())
+@settings(max_examples=200)
+def test_many_schedules_do(world: World) -> None:
+    run_schedule(world)
 
 
 def run_both(engine: EngineCore) -> dict[str, RequestOutput]:
