@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ramify.outputs import LogprobRow, RequestOutput
+from ramify.outputs import CompletionOutput, LogprobRow, RequestOutput
 
 
 def as_json(output: RequestOutput, seed: int | None) -> dict[str, Any]:
@@ -25,6 +25,7 @@ def as_json(output: RequestOutput, seed: int | None) -> dict[str, Any]:
                 "finish_reason": None if completion.finish_reason is None else completion.finish_reason.value,
                 "stop_reason": completion.stop_reason,
                 **_logprobs("logprobs", completion.logprobs),
+                **_alphas(completion),
             }
             for completion in output.outputs
         ],
@@ -36,6 +37,11 @@ def _logprobs(name: str, rows: Sequence[LogprobRow | None] | None) -> dict[str, 
     if rows is None:
         return {}
     return {name: [None if row is None else _row(row) for row in rows]}
+
+
+def _alphas(completion: CompletionOutput) -> dict[str, list[float]]:
+    """Of two models: the teacher's weight at every token."""
+    return {} if completion.mixture is None else {"alpha": [report.alpha for report in completion.mixture]}
 
 
 def _row(row: LogprobRow) -> list[dict[str, Any]]:

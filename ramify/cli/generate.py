@@ -16,6 +16,7 @@ from ramify.cli.as_json import as_json
 from ramify.cli.messages import say, say_error
 from ramify.cli.options import ENGINE_FLAGS, flag_of, flags_of, made, with_flags
 from ramify.cli.recommendation import completed, said_fields, sampling_flags
+from ramify.cli.two_models import PAIR, TwoModels, two_models
 from ramify.errors import InvalidInputError
 from ramify.sampling_params import OutputKind, SamplingParams, SamplingStrategy, SamplingType
 
@@ -29,8 +30,9 @@ SAMPLING = sampling_flags({"max_tokens": 64})
 LARGEST_SEED = 2**32 - 1  # of those drawn here: short enough to be typed again
 
 
-@with_flags(SAMPLING, ENGINE)
+@with_flags(SAMPLING, PAIR, ENGINE)
 def generate(
+    context: typer.Context,
     prompts: Annotated[
         list[str] | None,
         typer.Argument(metavar="PROMPT", help="Text to continue; '-' or none reads it from standard input."),
@@ -41,18 +43,23 @@ def generate(
     ] = False,
     **values: Any,
 ) -> None:
-    """Continue prompts, samples side by side."""
+    """Continue prompts, samples side by side; with --teacher and --theta, from the mixture of two models."""
     _check_view(json_lines=json_lines, plain=plain, values=values)
+    pair = two_models(context, values)
     made(SamplingParams, values, said_fields(values))  # refuses what is wrong before anything is loaded
     texts = _prompt_texts(prompts or ["-"])
-    from ramify.llm import LLM  # torch takes a moment: what is wrong above is told without it
+    llm: LLM | TwoModels
+    if pair is None:
+        from ramify.llm import LLM  # torch takes a moment: what is wrong above is told without it
 
-    llm = made(LLM, values, ENGINE_FLAGS, say=say)
-    params = completed(llm, values)
+        llm = made(LLM, values, ENGINE_FLAGS, say=say)
+        params = completed(llm, values)
+    else:
+        llm, params = pair, pair.params
     draws_seed = params.seed is None and _uses_seed(params)
     if draws_seed:
         params = replace(params, seed=secrets.randbelow(LARGEST_SEED + 1))
-    if plain and len(texts) == 1 and not params.requires_parallel_sampling():
+    if plain and not isinstance(llm, TwoModels) and len(texts) == 1 and not params.requires_parallel_sampling():
         error = _stream(llm, texts[0], params)
     else:
         outputs = llm.generate(texts, params, use_tqdm=sys.stderr.isatty() and not json_lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from statistics import fmean
 
 from rich.box import ROUNDED
 from rich.console import Console, Group
@@ -17,7 +18,7 @@ from ramify.outputs import CompletionOutput, LogprobRow, RequestOutput
 NARROWEST_PANEL = 28
 BORDERS = 6  # of a panel's width: its corners, and a line and a space on both sides of the subtitle
 SEPARATOR = " · "
-LEAST_FIRST = ("end", "logprob", "tokens", "score")
+LEAST_FIRST = ("end", "logprob", "tokens", "alpha", "score")
 
 
 def show_side_by_side(console: Console, outputs: Iterable[RequestOutput]) -> None:
@@ -55,6 +56,7 @@ def _grid(completions: tuple[CompletionOutput, ...], width: int) -> Table | Grou
 def _panel(completion: CompletionOutput, width: int) -> Panel:
     facts = {
         "score": "" if completion.score is None else f"score {completion.score:.2f}",
+        "alpha": _mean_alpha(completion),
         "tokens": f"{len(completion.token_ids)} tokens",
         "logprob": f"logprob {completion.cumulative_logprob:.1f}",
         "end": "" if completion.finish_reason is None else completion.finish_reason.value,
@@ -71,6 +73,11 @@ def _panel(completion: CompletionOutput, width: int) -> Panel:
         box=ROUNDED,
         padding=(0, 1),
     )
+
+
+def _mean_alpha(completion: CompletionOutput) -> str:
+    """The teacher's mean weight, of two models."""
+    return f"α {fmean(report.alpha for report in completion.mixture):.2f}" if completion.mixture else ""
 
 
 def _likelihoods(tokens: Iterable[tuple[int, LogprobRow]]) -> Table:

@@ -68,7 +68,10 @@ class Journal:
         if not isinstance(found, dict):
             raise InvalidInputError(f"{path} is damaged: choose another folder")
         before = Recipe().as_dict() | found  # a setting that is newer than the folder was at its default
+        without_oracle = wanted["oracle"] is before["oracle"] is None
         for name, value in wanted.items():
+            if without_oracle and name.startswith("oracle_"):
+                continue  # there was nobody to tell
             if before[name] != value:
                 raise InvalidInputError(
                     f"{self.folder} holds samples made with other settings ({name} was {before[name]!r}, now it is "

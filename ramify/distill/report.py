@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -13,12 +14,14 @@ from ramify.drive.alpha_view import LEGEND, STYLE, weight
 
 WIDTH, HEIGHT, MARGIN = 860, 170, 34
 FOLDED_TOKENS, FOLDED_CHARACTERS = 80, 400  # what is longer is folded behind its beginning
+_FLAG = re.compile(r"(?<!\w)--[a-z-]+")
 ADDED_STYLE = """
 :root { --yes: rgb(34,139,94); --no: rgb(190,84,46); --note: #fef3c7; }
 @media (prefers-color-scheme: dark) { :root { --yes: rgb(74,190,134); --no: rgb(240,140,100); --note: #3b2f12; } }
 h1 { overflow-wrap: anywhere; margin-bottom: .2rem; } .lead { margin: 0 0 1rem; color: var(--soft); }
 table { border-collapse: collapse; } td, th { padding: .15rem 1.2rem .15rem 0; text-align: left; vertical-align: top; }
 td { overflow-wrap: anywhere; white-space: pre-wrap; }
+.advice code { font: inherit; white-space: nowrap; }
 .advice { background: var(--note); border-radius: 8px; padding: .6rem 1rem .6rem 2rem; }
 .example { margin: 1.4rem 0; } .example .text { font-size: .92rem; line-height: 1.6; }
 .question { color: var(--soft); white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -45,7 +48,8 @@ def page(
         "tokens": ([tally.alphas[index] for index in range(BINS)], [weight((i + 0.5) / BINS) for i in range(BINS)])
     }
     per_problem = Counter(tally.accepted_of_problem.values())
-    by_problem = {"problems": ([per_problem[count] for count in range(recipe.n + 1)], 'class="yes"')}
+    colors = ['class="no"'] + ['class="yes"'] * recipe.n
+    by_problem = {"problems": ([per_problem[count] for count in range(recipe.n + 1)], colors)}
     reasons = {reason: f"{count:,} ({percent(count, tally.samples)})" for reason, count in tally.reasons.most_common()}
     default = Recipe().as_dict()
     settings = {name: str(value) for name, value in recipe.as_dict().items() if value != default[name]}
@@ -98,7 +102,8 @@ def _facts(tally: Tally, recipe: Recipe, num_problems: int) -> dict[str, str]:
 def _advice(advised: Sequence[str]) -> str:
     if not advised:
         return ""
-    lines = "".join(f"<li>{escape(line)}</li>" for line in advised)
+    unbroken = (_FLAG.sub(r"<code>\g<0></code>", escape(line)) for line in advised)
+    lines = "".join(f"<li>{line}</li>" for line in unbroken)
     return f'<h2>what to change</h2>\n<ul class="advice">{lines}</ul>\n'
 
 

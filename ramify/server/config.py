@@ -54,7 +54,9 @@ class ServerConfig:
 class PairConfig:
     """Two models that are served as one: every token is drawn from their mixture."""
 
-    teacher: str | None = _option(None, "mix this model (what --model takes) with --theta, as a model of its own")
+    teacher: str | None = _option(
+        None, "mix this model (what --model takes) with --theta: every token is drawn from both"
+    )
     theta: str | None = _option(None, "the student in that mixture; needs the same tokenizer")
     teacher_system_prompt: str | None = _option(None, "what opens the teacher's prompts, and only those")
     theta_system_prompt: str | None = _option(None, "what opens the student's prompts")

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from typer.testing import CliRunner
 
 from ramify import LLM, InvalidInputError, MixtureReport, OptimalSampling, SamplingParams
+from ramify.cli.commands import app
 from ramify.config import AlphaMethod
 from ramify.models.loader import ModelLoader
 from ramify.optimal import DIAGNOSTICS, OptimalOutputs
@@ -155,6 +157,40 @@ def test_a_preset_says_what_the_caller_does_not(folders: tuple[Path, Path], tmp_
     changed = OptimalSampling(preset=str(path), model_theta=str(folders[0]), alpha=0.5, theta_system_prompt=None)
     assert (changed.mixture_config.alpha, changed.loads_one_checkpoint) == (0.5, True)
     assert changed.render("2 + 2 =")[0][1].text == "2 + 2 ="
+
+
+def test_the_command_line_draws_what_python_draws(folders: tuple[Path, Path]) -> None:
+    flags = ["--teacher", str(folders[0]), "--theta", str(folders[1]), "--max-model-len", "128", "-n", "2"]
+    flags += ["--theta-prompt", THETA, "--alpha-min", "0.25", "--theta-system-prompt", "Be brief.", "--seed", "3"]
+    said = CliRunner().invoke(app, ["generate", TEACHER, *flags, "--max-tokens", "6", "--json"])
+    assert said.exit_code == 0, said.output
+    drawn = json.loads(said.stdout)["outputs"]
+    options: Any = {"alpha_min": 0.25, "theta_system_prompt": "Be brief.", "max_model_len": 128}
+    expected = OptimalSampling(*map(str, folders), **options).generate(
+        TEACHER, THETA, n=2, max_tokens=6, seed=3, use_tqdm=False
+    )
+    assert [each["token_ids"] for each in drawn] == expected.generated_ids
+    assert [each["alpha"] for each in drawn] == expected.alpha_history
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--alpha", "0.3"], "--alpha is for two models: it needs --teacher and --theta, or --preset"),
+        (["--theta-prompt", "x"], "--theta-prompt is for two models"),
+        (["--teacher", "x"], "--teacher and --theta must be given together"),
+        (["--teacher", "x", "--theta", "y", "--model", "z"], "--model names one model"),
+        (["--teacher", "x", "--theta", "y", "--alpha-method", "fixed"], "--alpha-method 'fixed' needs"),
+        (["--teacher", "x", "--theta", "y", "--prompt-logprobs", "1"], "--prompt-logprobs is for one model"),
+        (["--teacher", "x", "--theta", "y", "--theta-prompt", "a", "--theta-prompt", "b"], "got 2 for 1"),
+        (["--teacher", "x", "--theta", "y", "--generation-config", "auto"], "--generation-config must be 'none'"),
+        (["--preset", "mathqa"], "base, distillation, math_qa, small_tasks or a YAML file"),
+    ],
+)
+def test_flags_of_two_models_are_refused_before_anything_is_loaded(flags: list[str], said: str) -> None:
+    made = CliRunner().invoke(app, ["generate", "hi", *flags])
+    assert isinstance(made.exception, InvalidInputError)
+    assert said in str(made.exception)
 
 
 def test_presets_that_are_not_there_are_refused_with_those_that_are() -> None:

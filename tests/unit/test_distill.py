@@ -370,6 +370,7 @@ def test_a_folder_from_before_a_setting_existed_goes_on(tmp_path: Path) -> None:
     older = {name: value for name, value in json.loads(path.read_text()).items() if not name.startswith("oracle")}
     path.write_text(json.dumps(older))
     Journal(tmp_path, RECIPE, PROBLEMS).close()
+    Journal(tmp_path, RECIPE.changed({"oracle_max_tokens": 9}), PROBLEMS).close()  # nobody was asked
     with pytest.raises(InvalidInputError, match="oracle was None, now it is 'large'"):
         Journal(tmp_path, RECIPE.changed({"oracle": "large"}), PROBLEMS)
 
