@@ -64,10 +64,11 @@ clean:
 	@echo
 	@echo 'Now pip fetches PyTorch and some smaller packages into .venv.'
 	@if [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null; then printf '%s\n' \
-		'No NVIDIA GPU was found here. PyTorch for Linux comes with CUDA all the same: up to 5.5 GB on the disk.' \
-		'Its CPU build takes 0.8 GB. To have that one, press Ctrl-C and type' \
+		'No NVIDIA GPU was found. PyTorch for Linux comes with CUDA all the same and' \
+		'takes up to 5.5 GB on the disk; its CPU build takes 0.8 GB. To have that one,' \
+		'press Ctrl-C and type' \
 		'    make clean demo PIP_ARGS="--extra-index-url URL"' \
-		'where URL is the index that the installation page of PyTorch shows for pip and CPU.'; fi
+		'with the URL that the installation page of PyTorch shows for pip and CPU.'; fi
 	@echo
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
