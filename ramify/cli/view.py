@@ -18,7 +18,6 @@ from ramify.outputs import CompletionOutput, LogprobRow, RequestOutput
 NARROWEST_PANEL = 28
 BORDERS = 6  # of a panel's width: its corners, and a line and a space on both sides of the subtitle
 SEPARATOR = " · "
-LEAST_FIRST = ("end", "logprob", "tokens", "alpha", "score")
 
 
 def show_side_by_side(console: Console, outputs: Iterable[RequestOutput]) -> None:
@@ -34,12 +33,13 @@ def show_side_by_side(console: Console, outputs: Iterable[RequestOutput]) -> Non
 
 
 def facts_that_fit(facts: Mapping[str, str], width: int) -> str:
-    """Facts on one line. Where they need too much room, whole ones are left out, first those that tell least."""
-    kept = {name: fact for name, fact in facts.items() if fact}
-    for name in LEAST_FIRST:
-        if len(SEPARATOR.join(kept.values())) > width:
-            kept.pop(name, None)
-    return SEPARATOR.join(kept.values())
+    """Facts on one line, those that tell most first. One that there is no room for is left out whole."""
+    shown = ""
+    for fact in facts.values():
+        longer = SEPARATOR.join(filter(None, (shown, fact)))
+        if len(longer) <= width:
+            shown = longer
+    return shown
 
 
 def _grid(completions: tuple[CompletionOutput, ...], width: int) -> Table | Group:

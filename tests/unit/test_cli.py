@@ -85,6 +85,7 @@ def test_facts_are_whole_or_left_out(width: int) -> None:
 
 def test_the_fact_that_tells_most_stays_longest() -> None:
     assert facts_that_fit(FACTS, 60) == "score -12.34 · 1234 tokens · logprob -123.4 · length"
+    assert facts_that_fit(FACTS, 40) == "score -12.34 · 1234 tokens · length"  # what is shorter may still fit
     assert facts_that_fit(FACTS, 30) == "score -12.34 · 1234 tokens"
     assert facts_that_fit(FACTS, 12) == "score -12.34"
 
