@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ramify.cli.messages import say
 from ramify.cli.options import (
     ENGINE_FIELDS,
     MIXTURE_FIELDS,
@@ -50,10 +49,10 @@ def serve(**values: Any) -> None:
 
         served = []
         if model is not None:
-            served.append(load_model(model, engine_options, config.served_model_name, say))
+            served.append(load_model(model, engine_options, config.served_model_name))
         if pair.teacher is not None:
             name = config.served_model_name if model is None else None  # given for the one model, if there are both
-            served.append(load_pair(pair, mixture, engine_options, name, say))
+            served.append(load_pair(pair, mixture, engine_options, name))
         return served
 
-    run_server(config, load_models, say)
+    run_server(config, load_models)

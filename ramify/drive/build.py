@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -27,6 +28,7 @@ from ramify.sampling.mixing import Mixer
 from ramify.text.codec import TextCodec
 from ramify.text.tokenizer import Tokenizer
 
+_log = logging.getLogger(__name__)
 Kind = TypeVar("Kind", bound=Intake)
 
 
@@ -170,6 +172,8 @@ def _assemble(
         KVPool(each.arch, blocks, cache.block_size, each.dtype, each.device, num_host_blocks=host_blocks)
         for each in decoders
     ]
+    size = sum(pool.kv.nbytes for pool in pools) / 2**30
+    _log.info("KV cache: %d blocks of %d tokens (%.2f GiB on %s)", blocks, cache.block_size, size, decoders[0].device)
     managers = [
         BlockManager(
             blocks,
@@ -208,6 +212,7 @@ def _device(
     say: Callable[[str], None],
 ) -> Device:
     """What runs plans where the models are: kernels on a GPU, kernels of our own or torch's operators on a CPU."""
+    _log.info("preparing the %s's kernels", decoders[0].device.type)
     mode, max_num_seqs = config.model_config.logprobs_mode, config.scheduler_config.max_num_seqs
     if decoders[0].device.type == "cpu":
         layers = _cpu_layers(decoders, pools, use_native=not config.model_config.enforce_eager, say=say)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 
 import torch
@@ -24,6 +26,7 @@ from ramify.text.json_file import read_json
 from ramify.text.tokenizer import Tokenizer
 from ramify.text.tokenizer_folder import load_folder
 
+_log = logging.getLogger(__name__)
 DTYPES = {
     "half": torch.float16,
     "float16": torch.float16,
@@ -54,7 +57,17 @@ class ModelLoader:
         return self.load_model(device), tokenizer
 
     def load_model(self, device: str | None = None) -> Decoder:
+        """Says in the log that it reads, and then what it has read."""
         target = resolve_device(device if device is not None else self.config.device)
+        _log.info("%s: reading weights", self.config.model)
+        began = time.monotonic()
+        decoder = self._read(target)
+        kind, seconds = str(decoder.dtype).removeprefix("torch."), time.monotonic() - began
+        size = decoder.num_bytes / 2**20
+        _log.info("%s: read in %.1f s (%.0f MiB of %s on %s)", self.config.model, seconds, size, kind, target)
+        return decoder
+
+    def _read(self, target: torch.device) -> Decoder:
         try:
             if self._gguf is not None:
                 return weights.load(self._gguf, self._dtype(self._gguf.arch.dtype, target), target)

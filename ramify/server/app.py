@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI, Response
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from ramify.server.body import JsonRoute
@@ -17,6 +18,7 @@ from ramify.server.guard import Guard
 from ramify.server.metrics import ServerMetrics
 from ramify.server.openapi import DESCRIPTION, failures
 from ramify.server.pages import Playground
+from ramify.server.records import Recorder
 from ramify.server.reference import reference_page
 from ramify.server.replies import Health
 from ramify.server.service import ServedModel, Service
@@ -63,11 +65,21 @@ def app_of(service: Service) -> FastAPI:
     async def reference() -> HTMLResponse:
         return HTMLResponse(reference_page(app.openapi()))
 
+    # The last one added is the outermost: a page of another origin may read refusals too, and asks first without a key.
+    config = service.config
+    app.add_middleware(Guard, api_key=config.api_key, open_paths=OPEN_PATHS | playground.paths)
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After", "WWW-Authenticate"],
+        )
     app.add_middleware(
-        Guard,
-        api_key=service.config.api_key,
-        open_paths=OPEN_PATHS | playground.paths,
+        Recorder,
         count=lambda method, route, status: metrics.answers.labels(method, route, str(status)).inc(),
+        log_requests=config.log_requests,
     )
     return app
 

@@ -19,6 +19,7 @@ from ramify.server.failures import Failure
 from ramify.server.openapi import failures, streamed_or
 from ramify.server.preparing import beside_the_loop
 from ramify.server.protocol import ChatCompletionRequest
+from ramify.server.records import record_of
 from ramify.server.replies import ChatCompletion
 from ramify.server.service import ServedModel, Service
 
@@ -40,6 +41,7 @@ def chat_routes(service: Service) -> APIRouter:
                 code="not_allowed",
             )
         name = f"chatcmpl-{uuid.uuid4().hex}"
+        record_of(http.scope).request_id = name
         options: dict[str, Any] = {
             "add_generation_prompt": body.add_generation_prompt is not False,
             "chat_template_kwargs": body.chat_template_kwargs,

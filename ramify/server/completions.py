@@ -18,6 +18,7 @@ from ramify.server.exchange import answer
 from ramify.server.openapi import failures, streamed_or
 from ramify.server.preparing import prepared
 from ramify.server.protocol import CompletionRequest
+from ramify.server.records import record_of
 from ramify.server.replies import Completion
 from ramify.server.service import ServedModel, Service
 
@@ -32,6 +33,7 @@ def completion_routes(service: Service) -> APIRouter:
         params = body.params(model.intake.defaults)
         service.check_samples(len(body.prompt), params)
         name = f"cmpl-{uuid.uuid4().hex}"
+        record_of(http.scope).request_id = name
 
         add_special_tokens = body.add_special_tokens is not False
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ramify import validation as check
 from ramify.errors import InvalidInputError
 from ramify.sampling_params import MAX_SAMPLES
+
+# A scheme, a host, perhaps a port: what browsers send, to the letter, so no path and no slash at the end.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 
 
 def _option(default: Any, help_text: str) -> Any:
@@ -29,6 +34,14 @@ class ServerConfig:
     request_timeout: float = _option(600.0, "seconds from a request's arrival until it is ended with an error")
     grace_period: float = _option(10.0, "seconds that running requests get after SIGTERM or Ctrl-C")
     allow_chat_template: bool = _option(False, "let requests bring chat templates of their own")
+    max_connections: int | None = _option(
+        None, "most connections at once; others get 503 (default: what the limit of open files leaves)"
+    )
+    allowed_origins: Sequence[str] | None = _option(
+        None, "let pages of this origin (https://example.org, or * for all) use the server from browsers"
+    )
+    log_requests: bool = _option(False, "a line for each request: counts, status and time, never its text")
+    log_interval: float = _option(10.0, "seconds between lines on load and throughput, while there is any; 0 for none")
 
     def __post_init__(self) -> None:
         check.text("host", self.host)
@@ -48,6 +61,13 @@ class ServerConfig:
             raise check.refuse("request_timeout", self.request_timeout, "above 0")
         check.number("grace_period", self.grace_period, 0)
         check.boolean("allow_chat_template", self.allow_chat_template)
+        if self.max_connections is not None:
+            check.integer("max_connections", self.max_connections, 1)
+        for origin in self.allowed_origins or ():
+            if origin != "*" and not _ORIGIN.fullmatch(check.text("allowed_origins", origin, 1_024)):
+                raise check.refuse("allowed_origins", origin, "an origin such as https://example.org:8443, or *")
+        check.boolean("log_requests", self.log_requests)
+        check.number("log_interval", self.log_interval, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,10 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from ramify.server.failures import Failure, failure_of
+from ramify.server.records import ARRIVAL, record_of
 
 T = TypeVar("T")
-ARRIVAL = "ramify.arrival"  # in a request's scope: when it came, by the event loop's clock
+CLIENT_GONE = "client_gone"
 _LAST_WORDS_SECONDS = 1.0
 _DONE = b"data: [DONE]\n\n"
 
@@ -42,7 +43,7 @@ async def unless_gone(request: Request, seconds: float, work: Coroutine[Any, Any
         if working in done:
             return working.result()
         if leaving in done:
-            raise Failure(499, "the client went away", code="client_gone")
+            raise Failure(499, "the client went away", code=CLIENT_GONE)
         raise out_of_time(seconds)
     finally:
         await _cancel(working, leaving)
@@ -65,27 +66,33 @@ class EventStream(Response):
         self._release = release
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send, deadline_of(scope, self._seconds)))
+        sending = asyncio.ensure_future(self._send(scope, send))
         leaving = asyncio.ensure_future(_until_gone(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                record_of(scope).error = CLIENT_GONE
         finally:
             await _cancel(sending, leaving)
             self._release()
 
-    async def _send(self, send: Send, deadline: float) -> None:
+    async def _send(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(deadline_of(scope, self._seconds)):
                 async for event in self._events:
                     await send(_body(event))
         except asyncio.CancelledError:
             raise
         except TimeoutError:
+            failure = out_of_time(self._seconds)
+            record_of(scope).error = failure.code
             async with asyncio.timeout(_LAST_WORDS_SECONDS):  # perhaps it is the client that does not read
-                await send(_body(event_of(out_of_time(self._seconds).as_json())))
+                await send(_body(event_of(failure.as_json())))
         except Exception as error:  # too late for a status: the stream itself says what happened
-            await send(_body(event_of(failure_of(error).as_json())))
+            failure = failure_of(error)
+            record_of(scope).error = failure.code
+            await send(_body(event_of(failure.as_json())))
         await send({"type": "http.response.body", "body": _DONE, "more_body": False})
 
 

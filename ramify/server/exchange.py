@@ -17,6 +17,7 @@ from ramify.outputs import RequestOutput
 from ramify.server.choices import check_sound, usage
 from ramify.server.connection import EventStream, client_of, events_of, unless_gone
 from ramify.server.fields import OpenAIFields
+from ramify.server.records import Record, record_of
 from ramify.server.service import ServedModel, Service
 
 
@@ -47,6 +48,8 @@ async def answer(
 ) -> Response:
     """Submits the requests and answers, plainly or as a stream; whatever ends the exchange frees what it held."""
     seconds = service.config.request_timeout
+    record = record_of(http.scope)
+    record.prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
     with ExitStack() as held:
         held.enter_context(service.room_for(len(requests), client_of(http)))
         streams = []
@@ -57,9 +60,10 @@ async def answer(
             outputs = await unless_gone(http, seconds, _finals(streams))
             for output in outputs:
                 check_sound(output)
-            return JSONResponse({**shape.reply(outputs), "usage": usage(outputs, _num_tokens(outputs))})
+            record.output_tokens = _num_tokens(outputs)
+            return JSONResponse({**shape.reply(outputs), "usage": usage(outputs, record.output_tokens)})
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        events = _events(streams, shape, include_usage=include_usage)
+        events = _events(streams, shape, record, include_usage=include_usage)
         return EventStream(events, seconds=seconds, release=held.pop_all().close)
 
 
@@ -67,7 +71,9 @@ async def _finals(streams: list[RequestStream]) -> list[RequestOutput]:
     return [await stream.final() for stream in streams]
 
 
-async def _events(streams: list[RequestStream], shape: Shape, *, include_usage: bool) -> AsyncIterator[bytes]:
+async def _events(
+    streams: list[RequestStream], shape: Shape, record: Record, *, include_usage: bool
+) -> AsyncIterator[bytes]:
     """The chunks of one output are sent together: one for each sample that grew."""
     ends: list[RequestOutput] = []
     num_tokens = 0
@@ -76,6 +82,7 @@ async def _events(streams: list[RequestStream], shape: Shape, *, include_usage: 
             check_sound(output)
             ends.append(output)
         num_tokens += _num_tokens([output])
+        record.output_tokens = num_tokens
         chunks = list(shape.chunks(index, output))
         if include_usage:
             chunks = [{**chunk, "usage": None} for chunk in chunks]

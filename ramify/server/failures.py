@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from ramify.errors import ChatTemplateError, EngineClosedError, EngineFaultError, InvalidInputError
 from ramify.sampling_params import SamplingParams
+from ramify.server.records import record_of
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 _SHOWN_CHARACTERS = 120
@@ -101,7 +102,8 @@ def _invalid_fields(error: RequestValidationError) -> Failure:
         case "model_attributes_type" | "dict_type":
             return Failure(400, f"{field} must be a JSON object, sent as application/json", param=param)
         case "not_supported":
-            return Failure(400, f"{field} {first['msg']}", param=param, code="not_supported")
+            said = f"{field} {first['msg']}, got {_shown(first['input'])}"
+            return Failure(400, said, param=param, code="not_supported")
     said = first["msg"].removeprefix("Value error, ")
     if not path:
         return Failure(400, said, param=_field_named(said), code="invalid_value")
@@ -137,8 +139,10 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
 
 
-async def _answer(_request: Request, error: Exception) -> JSONResponse:
-    return failure_of(error).response()
+async def _answer(request: Request, error: Exception) -> JSONResponse:
+    failure = failure_of(error)
+    record_of(request.scope).error = failure.code
+    return failure.response()
 
 
 def handle_failures(app: FastAPI) -> None:

@@ -1,7 +1,7 @@
 """The fields that every request for samples has: OpenAI's own, and Ramify's under the names of SamplingParams.
 
 Strict: nothing is coerced (`true` is not 1, `"3"` is not 3), NaN and infinities are refused, and so is every name that
-is not here. A field that Ramify cannot serve is here only where clients send it at its neutral value.
+is not here or in `neutral.py`, where those stand that Ramify cannot serve but clients send without asking for anything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ramify.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_LENGTH, MAX_STOP_S
 TokenId = Annotated[int, Field(ge=0, le=check.LARGEST_TOKEN_ID)]
 # The first id that is wrong ends the check: a body may hold millions, and an error for each would fill the memory.
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
-Empty = Annotated[list[Any], Field(max_length=0)]
+Label = Annotated[str, Field(max_length=512)]
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -116,7 +116,11 @@ class OpenAIFields(SamplingFields):
 
     stream: bool | None = Field(None, description="Send tokens as server-sent events while they are drawn.")
     stream_options: StreamOptions | None = Field(None, description="Only together with `stream`.")
-    user: str | None = Field(None, max_length=512, description="A label for your own records; it changes nothing.")
+    user: Label | None = Field(None, description="A label for your own records; it changes nothing.")
+    safety_identifier: Label | None = Field(None, description="Another such label.")
+    prompt_cache_key: Label | None = Field(None, description="Another: prefixes are found by their tokens alone.")
+    metadata: Annotated[dict[str, Label], Field(max_length=16)] | None = Field(None, description="More such labels.")
+    store: bool | None = Field(None, description="Nothing is stored, and no route would return it.")
     return_token_ids: bool | None = Field(
         None, description="Add `token_ids` to choices, `prompt_token_ids` to replies."
     )

@@ -21,6 +21,7 @@ from ramify.server.growth_events import GrowthEvent
 from ramify.server.openapi import failures
 from ramify.server.preparing import beside_the_loop, prepared
 from ramify.server.protocol import GrowthRequest
+from ramify.server.records import Record, record_of
 from ramify.server.service import ServedModel, Service
 from ramify.text.codec import TextCodec
 
@@ -49,6 +50,8 @@ def growth_routes(service: Service) -> APIRouter:
         params = body.params(model.intake.defaults)
         service.check_samples(1, params)
         name = f"growth-{uuid.uuid4().hex}"
+        record = record_of(http.scope)
+        record.request_id = name
 
         def make() -> EngineRequest:
             if body.theta_prompt is not None:
@@ -69,19 +72,21 @@ def growth_routes(service: Service) -> APIRouter:
             held.enter_context(service.room_for(1, client_of(http)))
             stream = model.engine.submit(request)
             held.callback(stream.close)
-            events = _events(stream, model)
+            record.prompt_tokens = len(request.prompt_token_ids)
+            events = _events(stream, model, record)
             return EventStream(events, seconds=service.config.request_timeout, release=held.pop_all().close)
 
     return router
 
 
-async def _events(stream: RequestStream, model: ServedModel) -> AsyncIterator[bytes]:
+async def _events(stream: RequestStream, model: ServedModel, record: Record) -> AsyncIterator[bytes]:
     codec = model.intake.codec
     yield event_of(_start_event(stream.request, model.name))
     num_tokens = 0
     ranking: tuple[int, ...] = ()  # children, best first
     async for output in stream:
         num_tokens += sum(len(step.tokens) for step in output.growth)
+        record.output_tokens = num_tokens
         for step in output.growth:
             ranking = tuple(standing.child for standing in step.standings) or ranking
         yield event_of({"type": "steps", "steps": [_step(step, codec) for step in output.growth]})

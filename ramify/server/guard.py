@@ -1,31 +1,27 @@
-"""Before every route: the API key, the time of arrival, a count of answers, an answer to mistakes of our own."""
+"""Before every route: the API key, and an answer to mistakes of our own."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import logging
-from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ramify.server.connection import ARRIVAL
 from ramify.server.failures import Failure, failure_of
+from ramify.server.records import record_of
 
 _log = logging.getLogger(__name__)
-Count = Callable[[str, str, int], None]
 
 
 class Guard:
     """Plain ASGI, which passes streams on as they come. `open_paths` need no key: they hold no data."""
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None, open_paths: frozenset[str], count: Count) -> None:
+    def __init__(self, app: ASGIApp, *, api_key: str | None, open_paths: frozenset[str]) -> None:
         self._app = app
         self._digest = None if api_key is None else _digest(api_key.encode())
         self._open_paths = open_paths
-        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -33,19 +29,6 @@ class Guard:
             return
         if scope["type"] != "http":
             raise RuntimeError("there are no web sockets here")
-        scope[ARRIVAL] = asyncio.get_running_loop().time()
-
-        has_answered = False
-
-        async def counted(message: Message) -> None:
-            nonlocal has_answered
-            if message["type"] == "http.response.start":
-                has_answered = True
-                route = getattr(scope.get("route"), "path", "unknown")
-                self._count(scope["method"], route, message["status"])
-                message["headers"] = [*message["headers"], (b"x-content-type-options", b"nosniff")]
-            await send(message)
-
         if self._digest is not None and scope["path"] not in self._open_paths and not self._has_key(scope):
             failure = Failure(
                 401,
@@ -53,14 +36,24 @@ class Guard:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-            await failure.response()(scope, receive, counted)
+            record_of(scope).error = failure.code
+            await failure.response()(scope, receive, send)
             return
+        has_answered = False
+
+        async def noted(message: Message) -> None:
+            nonlocal has_answered
+            has_answered = True
+            await send(message)
+
         try:
-            await self._app(scope, receive, counted)
-        except Exception:  # a mistake of ours: the log says which, the client learns only that there was one
+            await self._app(scope, receive, noted)
+        except Exception as error:  # a mistake of ours: the log says which, the client learns only that there was one
             _log.exception("a request failed")
+            failure = failure_of(RuntimeError(type(error).__name__))
+            record_of(scope).error = failure.code
             if not has_answered:
-                await failure_of(RuntimeError()).response()(scope, receive, counted)
+                await failure.response()(scope, receive, send)
 
     def _has_key(self, scope: Scope) -> bool:
         """Compares digests: they have one length, and the time it takes tells nothing about the key."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
 from typing import Any
 
 from ramify.async_llm import AsyncLLM
@@ -12,19 +13,19 @@ from ramify.drive.build import build_pair
 from ramify.server.config import PairConfig
 from ramify.server.service import ServedModel, public_name
 
-Say = Callable[[str], None]
+_log = logging.getLogger(__name__)
 
 
-def load_model(model: str, options: Mapping[str, Any], name: str | None, say: Say) -> ServedModel:
-    llm = AsyncLLM(model, say=say, **options)
+def load_model(model: str, options: Mapping[str, Any], name: str | None) -> ServedModel:
+    llm = AsyncLLM(model, say=_log.info, **options)
     if llm.generation_defaults:
-        say(f"Requests that leave it open get {llm.generation_defaults}; --generation-config none leaves that out")
+        _log.info(
+            "Requests that leave it open get %s; --generation-config none leaves that out", llm.generation_defaults
+        )
     return ServedModel.of(llm, name)
 
 
-def load_pair(
-    pair: PairConfig, mixture: MixtureConfig, options: Mapping[str, Any], name: str | None, say: Say
-) -> ServedModel:
+def load_pair(pair: PairConfig, mixture: MixtureConfig, options: Mapping[str, Any], name: str | None) -> ServedModel:
     """Two models as one, by default under both names."""
     assert pair.teacher is not None, "asked for only with two models"
     assert pair.theta is not None
@@ -33,7 +34,7 @@ def load_pair(
         EngineConfig.from_options(model=pair.theta, **options),
         mixture,
         system_prompts=(pair.teacher_system_prompt, pair.theta_system_prompt),
-        say=say,
+        say=_log.info,
     )
     names = public_name(pair.teacher), public_name(pair.theta)
     return ServedModel(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from ramify.models.generation_defaults import GenerationDefaults
 from ramify.sampling_params import MAX_TOKENS, OutputKind, SamplingParams
-from ramify.server.fields import Empty, OpenAIFields, SamplingFields, Strict, TokenIds
+from ramify.server.fields import OpenAIFields, SamplingFields, Strict, TokenIds
+from ramify.server.neutral import CHATS, COMPLETIONS, with_neutral_fields
 
 _TEXT = {"type": "string"}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -77,6 +78,7 @@ Messages = Annotated[
 ]
 
 
+@with_neutral_fields(COMPLETIONS)
 class CompletionRequest(OpenAIFields):
     prompt: Prompts = Field(description="A text, a list of texts, token ids, or a list of lists of token ids.")
     max_tokens: int | None = Field(
@@ -87,7 +89,6 @@ class CompletionRequest(OpenAIFields):
         None, ge=0, description="The same for the prompt, token by token; not together with stream."
     )
     echo: bool | None = Field(None, description="Put the prompt before the output; with logprobs, those of both.")
-    suffix: Literal[""] | None = Field(None, description="Not supported; null and an empty text are accepted.")
     add_special_tokens: bool | None = Field(
         None, description="Whether BOS and the like are added to texts (default true)."
     )
@@ -120,10 +121,7 @@ class CompletionRequest(OpenAIFields):
         )
 
 
-class TextFormat(Strict):
-    type: Literal["text"]
-
-
+@with_neutral_fields(CHATS)
 class ChatCompletionRequest(OpenAIFields):
     messages: Messages = Field(description="The conversation: objects with a role and a content of text.")
     max_completion_tokens: int | None = Field(
@@ -138,25 +136,6 @@ class ChatCompletionRequest(OpenAIFields):
     theta_messages: Messages | None = Field(
         None, description="A mixture of two models: the conversation that the student sees instead."
     )
-
-    response_format: TextFormat | None = Field(None, description="Only `text` is supported.")
-    tools: Empty | None = Field(None, description="Not supported; null and an empty list are accepted.")
-    tool_choice: Literal["none", "auto"] | None = Field(None, description="There are no tools to choose from.")
-    parallel_tool_calls: bool | None = Field(None, description="There are no tools to call.")
-    functions: Empty | None = Field(None, description="Not supported; null and an empty list are accepted.")
-    function_call: Literal["none", "auto"] | None = Field(None, description="There are no functions to call.")
-    modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = Field(
-        None, description="Only `text` is supported."
-    )
-    service_tier: Literal["auto", "default"] | None = Field(None, description="There is one tier.")
-    store: Literal[False] | None = Field(None, description="Nothing is stored.")
-    metadata: Annotated[dict[str, str], Field(max_length=0)] | None = Field(
-        None, description="Belongs to stored answers; null and an empty object are accepted."
-    )
-    audio: None = Field(None, description="Not supported; null is accepted.")
-    prediction: None = Field(None, description="Not supported; null is accepted.")
-    reasoning_effort: None = Field(None, description="Not supported; null is accepted.")
-    web_search_options: None = Field(None, description="Not supported; null is accepted.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

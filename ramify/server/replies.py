@@ -155,5 +155,16 @@ class DetokenizeReply(Reply):
     prompt: str
 
 
+class TokenizerInfo(Reply):
+    tokenizer_class: str
+    vocab_size: int
+    model_max_length: int = Field(description="Longest prompt and output together, in tokens.")
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None = Field(description="In Jinja's language, as the model brings it.")
+
+
 class Health(Reply):
     status: Literal["ready", "not ready"]

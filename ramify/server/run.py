@@ -5,23 +5,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import resource
-import signal
+import logging
+import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import uvicorn
 from prometheus_client import disable_created_metrics
 
-from ramify.errors import InvalidInputError
 from ramify.server.app import app_of
 from ramify.server.config import ServerConfig
+from ramify.server.listening import (
+    ACCEPTED_AT_ONCE,
+    KERNEL_QUEUE,
+    Gate,
+    address_of,
+    listener_of,
+    protocol_behind,
+    raise_file_limit,
+    room_for_connections,
+)
+from ramify.server.logs import logging_to_stderr
 from ramify.server.service import ServedModel, Service
+from ramify.server.signals import SignalWatch
+from ramify.server.throughput import log_throughput
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
-Say = Callable[[str], None]
 LoadModels = Callable[[], Sequence[ServedModel]]
 _LAST_SECONDS = 5.0  # after the aborts: for the last bytes on their way
 
@@ -33,62 +46,95 @@ class _Uvicorn(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """The event loop sets the system's queue of new connections to what it accepts in one turn: too short."""
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(KERNEL_QUEUE)
 
-def serve(config: ServerConfig, load_models: LoadModels, say: Say) -> None:
+
+def serve(config: ServerConfig, load_models: LoadModels) -> None:
     """Listens at once and answers 503 until the models are loaded; returns when SIGTERM or Ctrl-C has ended it.
 
     After the signal no request is taken, running ones get the grace period, then they are ended with an error. A
-    second signal ends them at once. What `load_models` raises is raised here.
+    second signal ends them at once, a third the process. Whatever keeps the event loop busy, the process ends some
+    seconds after that. What `load_models` raises is raised here.
     """
     # The process is ours: no second series beside every counter, and as many connections as the system allows.
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
-    asyncio.run(_serve(config, load_models, say))
+    gate = Gate(room_for_connections(config, raise_file_limit()))
+    with logging_to_stderr(), asyncio.Runner() as runner, contextlib.closing(listener_of(config)) as listener:
+        ends = _Ends(runner.get_loop())
+        steps = (config.grace_period + 2 * _LAST_SECONDS, ends.ask), (_LAST_SECONDS, ends.insist)
+        with SignalWatch(steps):
+            is_loading = runner.run(_serve(config, load_models, listener, gate, ends))
+    if is_loading:
+        os._exit(0)  # torch ends the process with a fault if the interpreter ends while a thread computes
 
 
-async def _serve(config: ServerConfig, load_models: LoadModels, say: Say) -> None:
+class _Ends:
+    """What signals ask of the event loop; set from their own thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.soon, self.at_once = asyncio.Event(), asyncio.Event()
+
+    def ask(self) -> None:
+        self._loop.call_soon_threadsafe(self.soon.set)
+
+    def insist(self) -> None:
+        self._loop.call_soon_threadsafe(self.at_once.set)
+
+
+async def _serve(
+    config: ServerConfig, load_models: LoadModels, listener: socket.socket, gate: Gate, ends: _Ends
+) -> bool:
+    """Returns whether a thread is still loading models, which nobody waits for."""
+    began = time.monotonic()
+    asyncio.get_running_loop().set_exception_handler(gate.heard)
     service = Service(config)
-    listener = _listener(config)
     server = _Uvicorn(
         uvicorn.Config(
             app_of(service),
-            http="h11",  # bounds the size of headers
+            http=protocol_behind(gate),  # on h11, which bounds the size of headers
+            backlog=ACCEPTED_AT_ONCE,
             h11_max_incomplete_event_size=config.max_header_bytes,
             ws="none",
-            log_level="warning",
+            log_level="error",  # what clients do wrong they are told, and the log is not theirs to fill
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=int(config.grace_period + _LAST_SECONDS) + 1,
         )
     )
-    ending, at_once = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (at_once if ending.is_set() else ending).set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    _log.info("Loading; until that is done, %s answers 503", address_of(listener))
     listening = asyncio.create_task(server.serve(sockets=[listener]))
+    reporting: asyncio.Task[None] | None = None
+    thread, loading = _in_daemon_thread(load_models)
     try:
-        models = await _unless(ending, _in_daemon_thread(load_models))
+        models = await _unless(ends.soon, loading)
         if models is not None:
             service.open(models)
             # Python's collector need not look through a loaded model again and again while tokens are drawn.
             gc.collect()
             gc.freeze()
-            say(f"Serving {', '.join(service.models)} at {_address(listener)} (Ctrl-C ends)")
-            await ending.wait()
+            names, seconds = ", ".join(service.models), time.monotonic() - began
+            _log.info("Serving %s at %s after %.1f s (Ctrl-C ends)", names, address_of(listener), seconds)
+            if config.log_interval:
+                reporting = asyncio.create_task(log_throughput(service, config.log_interval))
+            await ends.soon.wait()
         service.is_draining = True
         server.should_exit = True
         if service.num_unfinished:
-            say(f"Ending: {service.num_unfinished} prompts have up to {config.grace_period:g} s")
-        await _drain(service, config.grace_period, at_once)
+            _log.info("Ending: %d prompts have up to %g s", service.num_unfinished, config.grace_period)
+        await _drain(service, config.grace_period, ends.at_once)
     finally:
         server.should_exit = True
         await listening
+        if reporting is not None:
+            reporting.cancel()
         for model in service.models.values():
             await asyncio.to_thread(model.engine.stop)
+    return thread.is_alive()
 
 
 async def _unless(ending: asyncio.Event, loaded: asyncio.Future[T]) -> T | None:
@@ -113,7 +159,7 @@ async def _drain(service: Service, seconds: float, at_once: asyncio.Event) -> No
         model.engine.abort_all()
 
 
-def _in_daemon_thread(load: LoadModels) -> asyncio.Future[Sequence[ServedModel]]:
+def _in_daemon_thread(load: LoadModels) -> tuple[threading.Thread, asyncio.Future[Sequence[ServedModel]]]:
     """A model may take minutes to load: a thread that nobody waits for, so that Ctrl-C ends the process at once."""
     loop = asyncio.get_running_loop()
     loaded: asyncio.Future[Sequence[ServedModel]] = loop.create_future()
@@ -135,25 +181,6 @@ def _in_daemon_thread(load: LoadModels) -> asyncio.Future[Sequence[ServedModel]]
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(tell, models, error)
 
-    threading.Thread(target=run, name="ramify-load", daemon=True).start()
-    return loaded
-
-
-def _listener(config: ServerConfig) -> socket.socket:
-    """A bound socket, or an error that names the address."""
-    try:
-        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise InvalidInputError(f"cannot listen at {config.host} port {config.port}: {error.strerror}") from None
-    return listener
-
-
-def _address(listener: socket.socket) -> str:
-    """Where it really listens: port 0 became another one."""
-    host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    thread = threading.Thread(target=run, name="ramify-load", daemon=True)
+    thread.start()
+    return thread, loaded

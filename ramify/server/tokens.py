@@ -1,7 +1,8 @@
-"""`/v1/models`, `/tokenize` and `/detokenize`: what there is to know without drawing anything."""
+"""`/v1/models`, `/tokenize`, `/detokenize` and `/tokenizer_info`: what there is to know without drawing anything."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,8 +15,9 @@ from ramify.server.body import JsonRoute
 from ramify.server.openapi import failures
 from ramify.server.preparing import beside_the_loop, prepared
 from ramify.server.protocol import DetokenizeRequest, TokenizeRequest
-from ramify.server.replies import DetokenizeReply, ModelCard, ModelList, TokenizeReply
+from ramify.server.replies import DetokenizeReply, ModelCard, ModelList, TokenizeReply, TokenizerInfo
 from ramify.server.service import ServedModel, Service
+from ramify.text.tokenizer import Tokenizer
 
 
 def model_routes(service: Service) -> APIRouter:
@@ -61,7 +63,31 @@ def model_routes(service: Service) -> APIRouter:
         decode = partial(model.intake.codec.decode, body.tokens)
         return {"prompt": await prepared(decode, len(await http.body()))}
 
+    @router.get("/tokenizer_info", response_model=TokenizerInfo, responses=failures(400, 401, 404, 503))
+    async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
+        """What a client that tokenizes by these routes must know: the special tokens and the chat template."""
+        served = service.model(model)
+        tokenizer = served.intake.codec.tokenizer
+        if tokenizer is None:
+            raise InvalidInputError("this model has no tokenizer")
+        return {
+            "tokenizer_class": type(tokenizer).__name__,
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": served.max_model_len,
+            "bos_token": _token(tokenizer, "bos_token", [tokenizer.bos_token_id]),
+            "eos_token": _token(tokenizer, "eos_token", sorted(tokenizer.eos_token_ids)),
+            "pad_token": _token(tokenizer, "pad_token", []),
+            "unk_token": _token(tokenizer, "unk_token", []),
+            "chat_template": tokenizer.chat_template,
+        }
+
     return router
+
+
+def _token(tokenizer: Tokenizer, role: str, ids: Sequence[int | None]) -> str | None:
+    """A special token's text: as the files name it, else that of the first of these ids."""
+    named = tokenizer.special_tokens.get(role)
+    return named if named is not None else next((tokenizer.id_to_token(each) for each in ids if each is not None), None)
 
 
 def _card(model: ServedModel) -> dict[str, Any]:

@@ -84,6 +84,10 @@ def test_sigterm_ends_an_idle_server_with_status_0(folder: Path) -> None:
         assert httpx.get(f"{url}/health").json() == {"status": "ready"}
         [card] = httpx.get(f"{url}/v1/models").json()["data"]
         assert card["id"] == folder.name, "clients learn a name, not a path"
+        # A string of escaped quotes without an end: 300 KB of it stopped the server, and SIGTERM was not heard.
+        evil = b"[]" * 65 + b'"' + b'\\"' * 150_000
+        reply = httpx.post(f"{url}/v1/completions", content=evil, headers={"content-type": "application/json"})
+        assert reply.json()["error"]["code"] == "invalid_json"
         status, said = server.end(signal.SIGTERM)
     assert [status, said] == [0, ""]
 
@@ -165,6 +169,36 @@ def test_after_the_grace_time_a_request_ends_with_an_error(folder: Path, grace: 
     assert "shutting down" in events[-2]["error"]["message"]
 
 
+def test_it_says_what_it_does_and_logs_requests_without_their_text(folder: Path) -> None:
+    with process(*model(folder, "--log-requests", "--log-interval", "0.05"), RAMIFY_API_KEY="sesame") as server:
+        url, key = server.url(), {"Authorization": "Bearer sesame"}
+        asked = {"prompt": [5, 6, 7], "max_tokens": 300, "ignore_eos": True}
+        reply = httpx.post(f"{url}/v1/completions", json=asked, headers=key, timeout=60).json()
+        streamed = httpx.post(f"{url}/v1/completions", json={**asked, "stream": True}, headers=key, timeout=60)
+        assert streamed.status_code == 200
+        httpx.post(f"{url}/v1/completions", json={"prompt": [5], "surprise": "a secret"}, headers=key)
+        httpx.get(f"{url}/v1/models/secret", headers={"Authorization": "Bearer secret"})
+        status, said = server.end(signal.SIGTERM)
+    loading = [line.split(" ", 2)[2] for line in server.said]
+    assert status == 0
+    assert loading[0].startswith("Loading; until that is done, http://127.0.0.1:")
+    assert loading[1] == f"{folder}: reading weights\n"
+    assert re.fullmatch(r".*: read in [0-9.]+ s \([0-9]+ MiB of float32 on cpu\)\n", loading[2])
+    assert loading[3].startswith("KV cache: 600 blocks of 16 tokens (")
+    lines = [line.split(" ", 2)[2] for line in said.splitlines()]
+    counts = "prompt_tokens=3 output_tokens=300"
+    patterns = [
+        rf"POST /v1/completions 200 [0-9.]+ s id={reply['id']} {counts}",
+        rf"POST /v1/completions 200 [0-9.]+ s id=cmpl-[0-9a-f]+ {counts}",
+        r"POST /v1/completions 400 [0-9.]+ s error=unknown_field",
+        r"GET unknown 401 [0-9.]+ s error=invalid_api_key",
+    ]
+    requests = [line for line in lines if line.startswith(("POST", "GET"))]
+    assert [bool(re.fullmatch(*pair)) for pair in zip(patterns, requests, strict=True)] == [True] * 4
+    assert any(re.match(r".*: 1 running, 0 waiting; [0-9.]+ tokens/s drawn", line) for line in lines)
+    assert "secret" not in said
+
+
 def test_health_is_503_until_the_model_is_there(tmp_path: Path) -> None:
     """The checkpoint's configuration is a pipe that nobody writes to: loading waits, and the server answers."""
     with closing(socket.socket()) as probe:
@@ -189,7 +223,8 @@ def test_health_is_503_until_the_model_is_there(tmp_path: Path) -> None:
         assert waiting.json()["error"]["code"] == "not_ready"
         assert int(waiting.headers["retry-after"]) >= 1
         status, said = server.end(signal.SIGTERM)
-    assert [status, said] == [0, ""], "it ends although a thread still waits for the model"
+    assert status == 0, "it ends although a thread still waits for the model"
+    assert [f"{url} answers 503" in line for line in said.splitlines()] == [True]
 
 
 def test_mistakes_are_one_line_and_status_2(folder: Path) -> None:
@@ -206,6 +241,7 @@ def test_mistakes_are_one_line_and_status_2(folder: Path) -> None:
             with process(*arguments) as server:
                 output, errors = server.popen.communicate(timeout=60)
             assert server.popen.returncode == 2, errors
-            assert said in errors
-            assert len(errors.strip().splitlines()) == 1, errors
+            *before, mistake = errors.strip().splitlines()
+            assert said in mistake
+            assert before == [] or ["Loading;" in line for line in before] == [True], errors
             assert output == ""

@@ -170,12 +170,18 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 3}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs needs logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
-    ({"tools": [{"type": "function"}]}, "tools"),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"messages": [*MESSAGES, {"role": "assistant", "content": None}]}, "messages[1].content is null"),
+    (
+        {"messages": [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]},
+        "messages[1].tool_calls is not supported",
+    ),
+    ({"tools": [{"type": "function"}]}, "tools is not supported: only null and [] are accepted"),
+    ({"tool_choice": "required"}, "tool_choice is not supported"),
+    ({"response_format": {"type": "json_object"}}, "response_format is not supported"),
+    ({"parallel_tool_calls": 1}, "parallel_tool_calls is not supported"),
+    ({"metadata": {"a": 1}}, "metadata.a"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),
-    ({"store": True}, "store"),
     ({"service_tier": "flex"}, "service_tier"),
     ({"prompt": "x"}, "prompt"),
     ({"n": 129}, "at most 128"),
@@ -214,9 +220,18 @@ def test_a_bad_field_of_a_chat(client: httpx.Client, llm: AsyncLLM, fields: dict
                 "tools": [],
                 "tool_choice": "none",
                 "response_format": {"type": "text"},
-                "store": False,
+                "store": True,
+                "user": "me",
+                "safety_identifier": "me",
+                "prompt_cache_key": "k",
             }
-            | {"functions": None, "modalities": ["text"], "metadata": {}, "service_tier": "auto", "audio": None}
+            | {
+                "functions": None,
+                "modalities": ["text"],
+                "metadata": {"run": "7"},
+                "service_tier": "auto",
+                "audio": None,
+            }
             | {"parallel_tool_calls": True, "logprobs": False, "top_logprobs": None, "reasoning_effort": None},
         ),
     ],
@@ -240,6 +255,7 @@ BAD_BODIES = [
     (b'{"prompt":' + b"[" * 100_000, "nested"),
     (b'{"prompt":' + b"[" * 65 + b"1" + b"]" * 65 + b"}", "64 levels"),
     (b'{"prompt":"\\ud800"}', "surrogate"),
+    (b'{"prompt":"x","\\ud800":1}', "unicode string"),
     (b'{"prompt":[' + b"[],".join([b""] * 500_000) + b"[]]}", "too many"),
 ]
 
@@ -313,6 +329,10 @@ def test_tokenize_and_back(client: httpx.Client) -> None:
     assert made["count"] == len(made["tokens"]) == len(made["token_strs"])
     assert made["max_model_len"] == 8_192
     assert client.post("/detokenize", json={"tokens": made["tokens"]}).json() == {"prompt": "Hello world €"}
+    info = client.get("/tokenizer_info").json()
+    assert [info["bos_token"], info["eos_token"], info["model_max_length"]] == ["<|im_start|>", "<|im_end|>", 8_192]
+    assert "add_generation_prompt" in info["chat_template"]
+    assert client.get("/tokenizer_info", params={"model": "nope"}).status_code == 404
     chat = client.post("/tokenize", json={"messages": MESSAGES}).json()
     assert "<|im_start|>" in chat["token_strs"]
 

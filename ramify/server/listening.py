@@ -1,0 +1,179 @@
+"""Where clients connect: the listening socket, and a Gate that lets in as many as the process has files for."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import resource
+import socket
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ramify.errors import InvalidInputError
+from ramify.server.config import ServerConfig
+from ramify.server.failures import Failure
+
+_log = logging.getLogger(__name__)
+ACCEPTED_AT_ONCE = 8  # connections that the event loop accepts in one turn
+_TURNS = 4  # of the event loop, from accepting a connection to closing it
+_LINGERING = 8  # connections that are being told that there is no room
+_OWN_FILES = 88  # models, logs, sockets of the process itself
+_RESERVED = ACCEPTED_AT_ONCE * _TURNS + _LINGERING + _OWN_FILES
+KERNEL_QUEUE = 2_048
+_LINGER_SECONDS = 1.0
+_HEADER_SECONDS = 30.0
+
+
+def listener_of(config: ServerConfig) -> socket.socket:
+    """A bound socket, or an error that names the address."""
+    try:
+        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, UnicodeError) as error:
+        raise InvalidInputError(f"cannot listen at {config.host!r}: there is no such address ({error})") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(KERNEL_QUEUE)  # now: binding alone does not show that another process listens there
+    except OSError as error:
+        listener.close()
+        what = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
+        raise InvalidInputError(
+            f"cannot listen at {config.host} port {config.port}: {what}; choose another with --port (0: any free one)"
+        ) from None
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """Where it really listens: port 0 became another one."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def raise_file_limit() -> int:
+    """Allows this process as many open files as the system lets it have; returns how many."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
+
+
+def room_for_connections(config: ServerConfig, file_limit: int) -> int:
+    """How many connections may be open at once: what was asked for, or what the limit of open files leaves."""
+    most = file_limit - min(_RESERVED, file_limit // 2)
+    if config.max_connections is None:
+        return most
+    if config.max_connections > most:
+        raise InvalidInputError(
+            f"max_connections must be at most {most}, got {config.max_connections}: this process may open {file_limit} "
+            "files (ulimit -n)"
+        )
+    return config.max_connections
+
+
+class Gate:
+    """Counts connections. Tells once when there is no more room, and once when there is again."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.num_open = 0
+        self.num_lingering = 0
+        self._num_refused = 0
+        self._is_starved = False
+
+    def enter(self) -> bool:
+        """Whether there is room for one more, which is then taken."""
+        if self.num_open >= self.most:
+            if not self._num_refused:
+                _log.warning("%d connections are open, and no more are taken (--max-connections)", self.most)
+            self._num_refused += 1
+            return False
+        self.num_open += 1
+        self._is_starved = False
+        return True
+
+    def leave(self) -> None:
+        self.num_open -= 1
+        if self._num_refused and self.num_open <= self.most * 9 // 10:
+            _log.warning("connections are taken again; %d were refused", self._num_refused)
+            self._num_refused = 0
+
+    def heard(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The event loop's handler of exceptions: files that run out in spite of all are one line, not thousands."""
+        if not str(context.get("message", "")).startswith("socket.accept()"):
+            loop.default_exception_handler(context)
+        elif not self._is_starved:
+            self._is_starved = True
+            _log.warning("no connection can be accepted for now: %s", context.get("exception"))
+
+
+class GatedProtocol(H11Protocol):
+    """HTTP for those whom the gate lets in; the others get a 503 when they ask. Nobody may send headers for ever."""
+
+    gate: Gate
+    _is_inside = False
+    _patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if self.gate.enter():
+            self._is_inside = True
+            super().connection_made(transport)
+            self._wait(_HEADER_SECONDS)
+            return
+        self.transport = transport
+        self.gate.num_lingering += 1
+        if self.gate.num_lingering > _LINGERING:
+            transport.abort()
+        else:
+            self._wait(_LINGER_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        if self._is_inside:
+            self.gate.leave()
+            super().connection_lost(exc)
+        else:
+            self.gate.num_lingering -= 1
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_inside:  # answered only now: closing a socket with unread input would take the answer back
+            self.transport.write(_NO_ROOM)
+            self.transport.close()
+            return
+        super().data_received(data)
+        if self._is_between_requests:
+            self._wait(_HEADER_SECONDS)
+        else:
+            self._stop_waiting()
+
+    @property
+    def _is_between_requests(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _wait(self, seconds: float) -> None:
+        if self._patience is None:
+            self._patience = self.loop.call_later(seconds, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+
+def protocol_behind(gate: Gate) -> type[GatedProtocol]:
+    """The class that uvicorn makes for each connection."""
+    return type("Protocol", (GatedProtocol,), {"gate": gate})
+
+
+def _no_room() -> bytes:
+    failure = Failure(503, "the server has too many connections: try later", code="too_many_connections")
+    body = json.dumps(failure.as_json()).encode()
+    head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    return head.encode() + b"Retry-After: 1\r\nConnection: close\r\n\r\n" + body
+
+
+_NO_ROOM = _no_room()

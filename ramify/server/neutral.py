@@ -1,0 +1,71 @@
+"""Fields of OpenAI's protocol that Ramify does not serve, and the values at which they ask for nothing.
+
+Clients send them at those values without a thought, so those are accepted. Any other value would change what is
+answered: it is refused by the field's name, as not supported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, create_model
+from pydantic_core import PydanticCustomError
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Neutral(NamedTuple):
+    """`values` ask for nothing, and null does not either; `why` is for the reference."""
+
+    values: tuple[Any, ...]
+    why: str
+
+
+COMPLETIONS = {"suffix": Neutral(("",), "Nothing is inserted before a text.")}
+CHATS = {
+    "tools": Neutral(([],), "Tools are not supported."),
+    "tool_choice": Neutral(("none", "auto"), "There are no tools to choose from."),
+    "parallel_tool_calls": Neutral((False, True), "There are no tools to call."),
+    "functions": Neutral(([],), "Functions, which tools replaced, are not supported."),
+    "function_call": Neutral(("none", "auto"), "There are no functions to call."),
+    "response_format": Neutral(({"type": "text"},), "Answers are text; structure is not enforced."),
+    "modalities": Neutral((["text"],), "Answers are text."),
+    "audio": Neutral((), "Answers are text."),
+    "prediction": Neutral((), "Predicted outputs are not supported."),
+    "web_search_options": Neutral((), "Nothing is looked up."),
+    "reasoning_effort": Neutral(("none",), "There is no effort to choose."),
+    "verbosity": Neutral(("medium",), "There is no verbosity to choose."),
+    "service_tier": Neutral(("auto", "default"), "There is one tier."),
+    "prompt_cache_retention": Neutral(("in_memory",), "Prefixes stay in memory as long as there is room."),
+}
+
+
+def with_neutral_fields(table: dict[str, Neutral]) -> Callable[[type[M]], type[M]]:
+    """Adds the fields of a table to a class of requests."""
+
+    def add(model: type[M]) -> type[M]:
+        made: dict[str, Any] = {name: (_type_of(entry), _described(entry)) for name, entry in table.items()}
+        return create_model(model.__name__, __base__=model, __module__=model.__module__, **made)
+
+    return add
+
+
+def _type_of(entry: Neutral) -> Any:
+    def check(given: Any) -> Any:
+        # Compared as JSON, where true is not 1.
+        if given is None or any(type(given) is type(value) and given == value for value in entry.values):
+            return given
+        raise PydanticCustomError("not_supported", "is not supported: only {accepted}", {"accepted": _accepted(entry)})
+
+    return Annotated[Any, PlainValidator(check), WithJsonSchema({"enum": [None, *entry.values]})]
+
+
+def _described(entry: Neutral) -> Any:
+    return Field(None, description=f"{entry.why} Only {_accepted(entry)}.")
+
+
+def _accepted(entry: Neutral) -> str:
+    shown = ["null", *map(json.dumps, entry.values)]
+    return f"{shown[0]} is accepted" if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]} are accepted"
