@@ -11,9 +11,11 @@ from ramify.config import DEFAULT_MODEL, EngineConfig, EngineOptions
 from ramify.drive.async_engine import AsyncEngine, RequestStream
 from ramify.drive.build import build_engine
 from ramify.drive.intake import Prompt
+from ramify.keywords import strict_keywords
 from ramify.sampling_params import SamplingParams
 from ramify.text.codec import Message
 from ramify.text.hugging_face_tokenizer import HuggingFaceTokenizer
+from ramify.vllm_options import CHAT_KEYWORDS, GENERATE_KEYWORDS
 
 
 class AsyncLLM:
@@ -43,6 +45,7 @@ class AsyncLLM:
         # Without it, an AsyncLLM dropped without shutdown would keep its thread and memory for ever.
         self._finalizer = weakref.finalize(self, self.engine.stop)
 
+    @strict_keywords(GENERATE_KEYWORDS, "an option of generate")
     def generate(
         self,
         prompt: Prompt,
@@ -59,22 +62,27 @@ class AsyncLLM:
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         return self.engine.submit(self.intake.request(prompt, params, request_id, priority=priority))
 
+    @strict_keywords(CHAT_KEYWORDS, "an option of chat")
     def chat(
         self,
         messages: Sequence[Message],
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: int = 0,
     ) -> RequestStream:
-        """As `generate`, for a conversation, which the model's chat template turns into a prompt."""
+        """As `generate`, for a conversation, which the model's chat template, or another, turns into a prompt."""
         request = self.intake.chat_request(
             messages,
             self.get_default_sampling_params() if sampling_params is None else sampling_params,
             request_id,
+            chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             chat_template_kwargs=chat_template_kwargs,
             priority=priority,
         )

@@ -168,6 +168,7 @@ GENERATE_KEYWORDS: dict[str, Foreign] = {
     "prompt_token_ids": Foreign("give the token ids as prompts, or {'prompt_token_ids': [...]}"),
     "tokenization_kwargs": Foreign("encode with llm.get_tokenizer(), and give token ids"),
     "mm_processor_kwargs": Foreign(_TEXT_ALONE),
+    "trace_headers": Foreign("llm.stats() counts, and the server has Prometheus metrics"),
     "concurrency_limit": _ANY,
 }
 CHAT_KEYWORDS: dict[str, Foreign] = {

@@ -99,10 +99,11 @@ def made(kind: Callable[..., Made], values: dict[str, Any], some: Iterable[Field
 def in_flags_words(message: str, names: Iterable[str]) -> str:
     """`best_of must be at least n = 3` as `--best-of must be at least --n = 3`.
 
-    A name that is an everyday word too (stop, seed) is taken for a field at the start and before its value only.
+    A name that is an everyday word too (stop, seed) is taken for a field where a message, or a line of a list in it,
+    begins, and before its value.
     """
     for name in names:
-        place = rf"\b{name}\b" if "_" in name else rf"^{name}\b|\b{name}(?= = )"
+        place = rf"\b{name}\b" if "_" in name else rf"^{name}\b|(?<=\n- ){name}\b|\b{name}(?= = )"
         message = re.sub(place, flag_of(name), message)
     return message
 

@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from ramify import LLM, AsyncLLM, ChatTemplateError, EngineClosedError, InvalidInputError, SamplingParams
+from ramify import (
+    LLM,
+    AsyncLLM,
+    ChatTemplateError,
+    EngineClosedError,
+    InvalidInputError,
+    SamplingParams,
+    UnsupportedError,
+)
 
 PROMPTS = ["Once upon a time", "The capital of France is", "One, two, three,"]
 MESSAGES = [{"role": "user", "content": "Name a colour."}]
@@ -68,6 +76,8 @@ def test_a_bad_request_raises_at_once_and_leaves_nothing() -> None:
                 llm.generate(prompt, params)
         with pytest.raises((InvalidInputError, ChatTemplateError)):
             llm.chat([])
+        with pytest.raises(UnsupportedError, match="lora_request must be None"):
+            llm.generate("x", lora_request="adapter")  # type: ignore[call-arg]
         assert llm.engine.num_unfinished == 0
         assert llm.stats()["steps"] == 0
 

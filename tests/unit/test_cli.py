@@ -63,6 +63,10 @@ def test_help_puts_flags_under_their_panels() -> None:
             "--stop strings cannot be used in a beam search; use --stop-token-ids",
         ),
         ("best_of > n needs strategy 'best_of_n'", "--best-of > n needs strategy 'best_of_n'"),
+        (
+            "2 cannot be taken:\n- n must be 1\n- seed must be 2",
+            "2 cannot be taken:\n- --n must be 1\n- --seed must be 2",
+        ),
     ],
 )
 def test_refusals_speak_of_flags(message: str, expected: str) -> None:
