@@ -44,10 +44,11 @@ def distill(
     on_malformed: Annotated[str, typer.Option(help="stop, or skip: what a bad line does.")] = "stop",
     **values: Any,
 ) -> None:
-    """Sample problems from a teacher and a student at once, and keep what passes.
+    """Make training data of a teacher and a student.
 
-    Writes samples.jsonl (all samples), data.jsonl (the accepted ones) and report.html. It may be stopped at any moment:
-    the same command again goes on. The exit status is 3 if no sample was accepted.
+    Samples problems from both at once and keeps what passes. Writes samples.jsonl (all samples), data.jsonl (the
+    accepted ones) and report.html. It may be stopped at any moment: the same command again goes on. The exit status is
+    3 if no sample was accepted.
     """
     check.choice("on_malformed", on_malformed, ("stop", "skip"))
     if limit is not None:

@@ -43,7 +43,10 @@ def generate(
     ] = False,
     **values: Any,
 ) -> None:
-    """Continue prompts, samples side by side; with --teacher and --theta, from the mixture of two models."""
+    """Continue prompts, samples side by side.
+
+    With --teacher and --theta, they are drawn from the mixture of two models.
+    """
     _check_view(json_lines=json_lines, plain=plain, values=values)
     pair = two_models(context, values)
     made(SamplingParams, values, said_fields(values))  # refuses what is wrong before anything is loaded

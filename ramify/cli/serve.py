@@ -12,6 +12,7 @@ from ramify.cli.options import (
     SERVER_FIELDS,
     chosen,
     flags_of,
+    made,
     with_flags,
 )
 from ramify.config import DEFAULT_MODEL, EngineConfig, MixtureConfig
@@ -25,20 +26,23 @@ SERVER = flags_of(SERVER_FIELDS, "Server")
 PAIR = flags_of(PAIR_FIELDS, "Two models")
 MIXTURE = flags_of(MIXTURE_FIELDS, "Two models")
 ENGINE = flags_of(ENGINE_FIELDS, "Engine", {"model": None})  # the default depends on --teacher
+UNNAMED_ENGINE = tuple(field for field in ENGINE_FIELDS if field.name != "model")
 
 
 @with_flags(SERVER, PAIR, MIXTURE, ENGINE)
 def serve(**values: Any) -> None:
-    """Serve a model, or a mixture of two, over HTTP in the protocol of OpenAI (needs the extra `server`)."""
-    options = chosen(values, SERVER_FIELDS)
-    options["api_key"] = options["api_key"] or os.environ.get("RAMIFY_API_KEY")
-    config = ServerConfig(**options)
-    pair, mixture = PairConfig(**chosen(values, PAIR_FIELDS)), MixtureConfig(**chosen(values, MIXTURE_FIELDS))
+    """Serve models over HTTP, in OpenAI's protocol.
+
+    One model, or the mixture of two (--teacher, --theta), or both. Needs the extra `server`.
+    """
+    values["api_key"] = values["api_key"] or os.environ.get("RAMIFY_API_KEY")
+    config = made(ServerConfig, values, SERVER_FIELDS)
+    pair, mixture = made(PairConfig, values, PAIR_FIELDS), made(MixtureConfig, values, MIXTURE_FIELDS)
     if pair.teacher is None and mixture != MixtureConfig():
         raise InvalidInputError("flags of a mixture (--alpha-method and others) need --teacher and --theta")
     engine_options = chosen(values, ENGINE_FIELDS)
     model = engine_options.pop("model") or (DEFAULT_MODEL if pair.teacher is None else None)
-    EngineConfig.from_options(**engine_options)  # a mistake shows before anything is loaded
+    made(EngineConfig.from_options, values, UNNAMED_ENGINE)  # a mistake shows before anything is loaded
     try:
         from ramify.server.run import serve as run_server
     except ModuleNotFoundError as error:

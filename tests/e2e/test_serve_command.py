@@ -235,8 +235,8 @@ def test_mistakes_are_one_line_and_status_2(folder: Path) -> None:
         for arguments, said in (
             (model(folder, "--port", port), "cannot listen at 127.0.0.1 port"),
             (["--model", "/no/such/folder"], "/no/such/folder"),
-            (model(folder, "--max-samples", "0"), "max_samples must be"),
-            (model(folder, "--block-size", "0"), "block_size must be"),
+            (model(folder, "--max-samples", "0"), "--max-samples must be"),
+            (model(folder, "--block-size", "0"), "--block-size must be"),
         ):
             with process(*arguments) as server:
                 output, errors = server.popen.communicate(timeout=60)

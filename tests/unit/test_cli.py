@@ -47,6 +47,11 @@ def test_help_names_every_flag_in_full(command: tuple[str, ...], columns: int) -
         assert max(map(len, shown.output.splitlines())) <= columns
 
 
+def test_what_a_command_does_is_told_in_full() -> None:
+    listed = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output.split("Commands:")[1]
+    assert "..." not in listed
+
+
 def test_help_puts_flags_under_their_panels() -> None:
     shown = CliRunner().invoke(app, ["generate", "--help"], env={"COLUMNS": "80"}).output
     options, sampling, engine = (shown.index(f"\n{panel}:\n") for panel in ("Options", "Sampling", "Engine"))
@@ -123,6 +128,11 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def test_errors_are_not_wrapped_when_piped(run: Ran, flag: str, value: str, message: str) -> None:
     status, output, errors = run("generate", "x", flag, value)
     assert (status, output, errors.splitlines()[-1]) == (2, "", message)
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--port", "99999"), ("--block-size", "0"), ("--alpha-min", "2")])
+def test_a_server_is_refused_by_its_flags_too(run: Ran, flag: str, value: str) -> None:
+    assert run("serve", flag, value)[2].startswith(f"error: {flag} must be ")
 
 
 @pytest.mark.parametrize("flags", [("--json",), ("--logprobs", "2"), ("--prompt-logprobs", "0")])
