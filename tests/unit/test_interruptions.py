@@ -29,7 +29,7 @@ from tests.fake import FakeDevice, fake_engine
 from tests.unit.test_engine import check
 
 HOME = Path(ramify.__file__).parent
-ROOMS = tuple(str(HOME / room) for room in ("engine", "device", "drive", "text"))
+ROOMS = tuple(str(HOME / room) for room in ("engine", "device", "gpu", "drive", "text"))
 Line = tuple[str, int]
 
 
