@@ -28,7 +28,7 @@ def running_server() -> Iterator[str]:
         assert process.stderr is not None
         try:
             lines = iter(process.stderr)
-            yield next(found[0] for line in lines if (found := re.search(r"http://[\d.:]+", line)))
+            yield next(found[1] for line in lines if (found := re.search(r"Serving .* at (http://[\d.:]+)", line)))
         finally:
             process.terminate()
 
