@@ -91,7 +91,7 @@ class Progress:
     def describe(self) -> str:
         drawn = self._count_tokens() - self._first
         speed = drawn / max(self._clock() - self._start, 1e-9)
-        told = f"{self._label}: {self._done} of {self._problems} problems, {drawn:,} tokens, {speed:,.0f} tokens/s"
+        told = f"{self._label}: {self._done} of {self._problems} problems, {drawn:,} tokens ({speed:,.0f}/s)"
         return f"{told}, {percent(self._accepted, self._samples)} accepted" if self._samples else told
 
     def _show(self) -> None:

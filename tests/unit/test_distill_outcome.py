@@ -192,7 +192,7 @@ def test_progress_moves_with_every_token_and_never_backwards() -> None:
         progress.ended(tokens=50)
         progress.ended(tokens=20)
         assert progress.share() == 1
-        assert progress.describe() == "Samples: 4 of 4 problems, 90 tokens, 30 tokens/s, 50% accepted"
+        assert progress.describe() == "Samples: 4 of 4 problems, 90 tokens (30/s), 50% accepted"
 
 
 def test_redirected_progress_is_a_plain_line_now_and_then() -> None:
@@ -204,7 +204,7 @@ def test_redirected_progress_is_a_plain_line_now_and_then() -> None:
             progress.tick()
     lines = stream.getvalue().splitlines()
     assert len(lines) == 2
-    assert re.fullmatch(r"5\d%, Samples: 1 of 4 problems, 10\d tokens, 10 tokens/s", lines[0])
+    assert re.fullmatch(r"5\d%, Samples: 1 of 4 problems, 10\d tokens \(10/s\)", lines[0])
     assert not re.search(r"[\r\x1b]", stream.getvalue())
 
 
@@ -214,7 +214,7 @@ def test_a_terminal_gets_a_bar() -> None:
         state |= {"tokens": 100, "seconds": 10}
         progress.tick()
     assert "50%|" in stream.getvalue()
-    assert "1 of 4 problems, 100 tokens, 10 tokens/s" in stream.getvalue()
+    assert "1 of 4 problems, 100 tokens (10/s)" in stream.getvalue()
 
 
 # -- the command, before it loads anything ------------------------------------------------------------------------
