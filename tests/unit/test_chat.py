@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import select
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -205,3 +208,32 @@ def test_a_system_message_that_leaves_no_room_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="shorten it"):
         conversation.make_room("q", lambda messages: 8 + len(messages), context=10, longest=None)
     assert len(conversation.turns) == 1
+
+
+READ_THRICE = """
+from ramify.cli.line_editor import LineEditor
+print("\\nread", [LineEditor(f"{name}: ").read() for name in ("one", "two", "three")], "so")
+"""
+
+
+def test_in_a_terminal_lines_are_edited_and_pasted_whole() -> None:
+    pty, readline = pytest.importorskip("pty"), pytest.importorskip("readline")
+    if "libedit" in readline.__doc__:
+        pytest.skip("libedit knows no bracketed paste")
+    paste, left, up = b"\x1b[200~first line\nsecond line\x1b[201~", b"\x1b[D", b"\x1b[A"
+    typed = {b"one:": paste, b"two:": b"helo" + left + b"l", b"three:": up + up, b"so\r\n": b""}
+    terminal, inside = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "INPUTRC": "/dev/null"}
+    command = [sys.executable, "-c", READ_THRICE]
+    with subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, env=environment) as editor:
+        shown = b""
+        for prompt, keys in typed.items():
+            while prompt not in shown:
+                if not select.select([terminal], [], [], 30)[0]:
+                    editor.kill()
+                    pytest.fail(f"no {prompt!r} came after {shown!r}")
+                shown += os.read(terminal, 1024)
+            os.write(terminal, keys + b"\r")
+    os.close(inside)
+    os.close(terminal)
+    assert "read ['first line\\nsecond line', 'hello', 'first line\\nsecond line']" in shown.decode()
