@@ -35,7 +35,8 @@ def serve(**values: Any) -> None:
 
     One model, or the mixture of two (--teacher, --theta), or both. Needs the extra `server`.
     """
-    values["api_key"] = values["api_key"] or os.environ.get("RAMIFY_API_KEY")
+    if values["api_key"] is None:  # an empty one is a mistake, and serving without a key would be another
+        values["api_key"] = os.environ.get("RAMIFY_API_KEY") or None
     config = made(ServerConfig, values, SERVER_FIELDS)
     pair, mixture = made(PairConfig, values, PAIR_FIELDS), made(MixtureConfig, values, MIXTURE_FIELDS)
     if pair.teacher is None and mixture != MixtureConfig():

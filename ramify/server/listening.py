@@ -25,6 +25,11 @@ _RESERVED = ACCEPTED_AT_ONCE * _TURNS + _LINGERING + _OWN_FILES
 KERNEL_QUEUE = 2_048
 _LINGER_SECONDS = 1.0
 _HEADER_SECONDS = 30.0
+_REASONS = {
+    errno.EADDRINUSE: "another program listens there; choose another with --port (0: any free one)",
+    errno.EADDRNOTAVAIL: "this machine does not have that address; --host 0.0.0.0 means all that it has",
+    errno.EACCES: "that port is reserved for the system; choose one above 1023 with --port",
+}
 
 
 def listener_of(config: ServerConfig) -> socket.socket:
@@ -34,7 +39,9 @@ def listener_of(config: ServerConfig) -> socket.socket:
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, UnicodeError) as error:
-        raise InvalidInputError(f"cannot listen at {config.host!r}: there is no such address ({error})") from None
+        raise InvalidInputError(
+            f"cannot listen at {config.host!r}: there is no such address ({error.args[-1]})"
+        ) from None
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -42,10 +49,8 @@ def listener_of(config: ServerConfig) -> socket.socket:
         listener.listen(KERNEL_QUEUE)  # now: binding alone does not show that another process listens there
     except OSError as error:
         listener.close()
-        what = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
-        raise InvalidInputError(
-            f"cannot listen at {config.host} port {config.port}: {what}; choose another with --port (0: any free one)"
-        ) from None
+        what = _REASONS.get(error.errno or 0, error.strerror)
+        raise InvalidInputError(f"cannot listen at {config.host} port {config.port}: {what}") from None
     return listener
 
 

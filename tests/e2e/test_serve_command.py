@@ -236,6 +236,7 @@ def test_mistakes_are_one_line_and_status_2(folder: Path) -> None:
             (model(folder, "--port", port), "cannot listen at 127.0.0.1 port"),
             (["--model", "/no/such/folder"], "/no/such/folder"),
             (model(folder, "--max-samples", "0"), "--max-samples must be"),
+            (model(folder, "--api-key", ""), "--api-key must be"),
             (model(folder, "--block-size", "0"), "--block-size must be"),
         ):
             with process(*arguments) as server:

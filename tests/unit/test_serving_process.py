@@ -14,11 +14,12 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from ramify.errors import InvalidInputError
 from ramify.server.app import app_of
 from ramify.server.config import ServerConfig
-from ramify.server.listening import Gate, listener_of, room_for_connections
+from ramify.server.listening import Gate, listener_of, protocol_behind, room_for_connections
 from ramify.server.records import Record
 from ramify.server.service import Service
 from ramify.server.signals import SignalWatch
@@ -95,9 +96,12 @@ serve(ServerConfig(port=0, log_interval=0), lambda: [])
 """
 
 
+ASKED = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
 def asked(connection: socket.socket) -> bytes:
-    connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-    return connection.recv(1_000)
+    connection.sendall(ASKED.replace(b"x\r\n", b"x\r\nConnection: close\r\n"))
+    return b"".join(iter(lambda: connection.recv(1_000), b""))
 
 
 def test_connections_beyond_the_limit_of_files_are_refused_and_told_of_once() -> None:
@@ -114,7 +118,7 @@ def test_connections_beyond_the_limit_of_files_are_refused_and_told_of_once() ->
         connections.append(late)
         try:
             answer = asked(late)
-        except ConnectionResetError:
+        except ConnectionError:
             answer = b""  # so many wait to be refused that it was dropped
         assert b"too_many_connections" in answer or answer == b""
         for connection in connections:
@@ -128,6 +132,34 @@ def test_connections_beyond_the_limit_of_files_are_refused_and_told_of_once() ->
     assert "and no more are taken" in warnings[0]
     assert "are taken again" in warnings[1]
     assert rest == "", "no traceback, no second line"
+
+
+def test_nobody_sends_headers_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a few hundred silent connections would keep everybody out."""
+    monkeypatch.setattr("ramify.server.listening._HEADER_SECONDS", 0.1)
+
+    async def connect() -> list[bytes]:
+        gate = Gate(10)
+        config = uvicorn.Config(app_of(Service(ServerConfig())), http=protocol_behind(gate), lifespan="off")
+        server = uvicorn.Server(config)
+        listener = listener_of(ServerConfig(port=0))
+        serving = asyncio.create_task(server._serve(sockets=[listener]))
+        read = []
+        for whole, part in ((b"", b""), (b"", b"GET /health HTTP/1.1\r\nHost:"), (ASKED, b"GET")):
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(whole)
+            answer = await reader.readuntil(b"}") if whole else b""
+            writer.write(part)
+            read.append(answer + await asyncio.wait_for(reader.read(), 30))
+            writer.close()
+        assert gate.num_open == 0
+        server.should_exit = True
+        await serving
+        return read
+
+    silent, slow, then_slow = asyncio.run(connect())
+    assert [silent, slow] == [b"", b""]
+    assert then_slow.count(b"HTTP/1.1 503") == 1, "what was asked is answered, and then it is closed"
 
 
 def test_a_gate_counts_and_tells_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -162,7 +194,11 @@ def test_room_is_left_for_the_process_itself() -> None:
 
 @pytest.mark.parametrize(
     ("host", "said"),
-    [("no.such.host.invalid", "there is no such address"), ("192.0.2.1", "choose another"), ("a" * 300, "no such")],
+    [
+        ("no.such.host.invalid", "there is no such address"),
+        ("192.0.2.1", "does not have that address"),
+        ("a" * 300, "no such"),
+    ],
 )
 def test_an_address_that_is_not_here(host: str, said: str) -> None:
     with pytest.raises(InvalidInputError, match=said):
