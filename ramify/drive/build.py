@@ -212,7 +212,7 @@ def _device(
     say: Callable[[str], None],
 ) -> Device:
     """What runs plans where the models are: kernels on a GPU, kernels of our own or torch's operators on a CPU."""
-    _log.info("preparing the %s's kernels", decoders[0].device.type)
+    _log.info("preparing the %s's kernels", "CPU" if decoders[0].device.type == "cpu" else "GPU")
     mode, max_num_seqs = config.model_config.logprobs_mode, config.scheduler_config.max_num_seqs
     if decoders[0].device.type == "cpu":
         layers = _cpu_layers(decoders, pools, use_native=not config.model_config.enforce_eager, say=say)

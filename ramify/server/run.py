@@ -106,7 +106,7 @@ async def _serve(
             timeout_graceful_shutdown=int(config.grace_period + _LAST_SECONDS) + 1,
         )
     )
-    _log.info("Loading; until that is done, %s answers 503", address_of(listener))
+    _log.info("Loading; %s answers 503 until then", address_of(listener))
     listening = asyncio.create_task(server.serve(sockets=[listener]))
     reporting: asyncio.Task[None] | None = None
     thread, loading = _in_daemon_thread(load_models)

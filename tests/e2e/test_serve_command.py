@@ -181,7 +181,7 @@ def test_it_says_what_it_does_and_logs_requests_without_their_text(folder: Path)
         status, said = server.end(signal.SIGTERM)
     loading = [line.split(" ", 2)[2] for line in server.said]
     assert status == 0
-    assert loading[0].startswith("Loading; until that is done, http://127.0.0.1:")
+    assert loading[0].startswith("Loading; http://127.0.0.1:")
     assert loading[1] == f"{folder}: reading weights\n"
     assert re.fullmatch(r".*: read in [0-9.]+ s \([0-9]+ MiB of float32 on cpu\)\n", loading[2])
     assert loading[3].startswith("KV cache: 600 blocks of 16 tokens (")
