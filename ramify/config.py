@@ -40,7 +40,10 @@ class ModelConfig:
     tokenizer: str | None = field(
         default=None, metadata={"help": "folder or .gguf file with another tokenizer than the model's own"}
     )
-    dtype: ModelDType = field(default="auto", metadata={"help": "auto: the checkpoint's on a GPU, float32 on a CPU"})
+    dtype: ModelDType = field(
+        default="auto",
+        metadata={"help": "auto: float32 on a CPU; on a GPU the checkpoint's own, bfloat16 for float32"},
+    )
     device: Device | str = field(default="auto", metadata={"help": "auto, cpu, cuda or cuda:N"})
     max_model_len: int | None = field(
         default=None, metadata={"help": "longest prompt + output; default: the checkpoint's"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from ramify.config import EngineConfig, MixtureConfig
@@ -13,12 +14,13 @@ from ramify.cpu.cpu_layers import CpuLayers
 from ramify.cpu.library import load
 from ramify.device.layers import Layers, TorchLayers
 from ramify.device.pool import KVPool
+from ramify.device.rehearsal import Largest, measure
 from ramify.device.sizing import num_blocks, num_host_blocks
 from ramify.device.step import DeviceStep
 from ramify.drive.intake import Intake
 from ramify.drive.pair_intake import PairIntake, Side
 from ramify.engine.blocks import BlockManager
-from ramify.engine.core import Device, EngineCore
+from ramify.engine.core import EngineCore
 from ramify.engine.scheduler import Scheduler
 from ramify.errors import InvalidInputError
 from ramify.models.decoder import Decoder
@@ -158,14 +160,23 @@ def _assemble(
     say: Callable[[str], None],
 ) -> EngineCore:
     cache, limits = config.cache_config, config.scheduler_config
-    max_num_batched_tokens = limits.resolve_max_num_batched_tokens(on_gpu=decoders[0].device.type == "cuda")
-    blocks = num_blocks(
-        cache,
-        decoders,
+    on_gpu = decoders[0].device.type == "cuda"
+    largest = Largest(
+        num_models=len(decoders),
         num_tracks=1 if mixer is None else 2,
         max_num_seqs=limits.max_num_seqs,
         max_model_len=max_model_len,
-        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_batched_tokens=limits.resolve_max_num_batched_tokens(on_gpu=on_gpu),
+        block_size=cache.block_size,
+    )
+    make_step = partial(_device_step, config, decoders, max_model_len=max_model_len, mixer=mixer, say=say)
+    blocks = num_blocks(
+        cache,
+        decoders,
+        num_tracks=largest.num_tracks,
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=max_model_len,
+        measure_gpu=partial(measure, make_step, decoders, largest) if on_gpu else None,
     )
     host_blocks = num_host_blocks(cache, decoders) if limits.preemption_mode == "swap" else 0
     pools = [
@@ -188,12 +199,12 @@ def _assemble(
         Scheduler(
             managers,
             max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_batched_tokens=largest.max_num_batched_tokens,
             enable_chunked_prefill=limits.enable_chunked_prefill,
             max_model_len=max_model_len,
             preemption_mode=limits.preemption_mode,
         ),
-        _device(config, decoders, pools, max_model_len=max_model_len, mixer=mixer, say=say),
+        make_step(pools),
         seed=config.model_config.seed,
         eos_token_ids=eos_token_ids,
         make_text=codec.make_stream,
@@ -202,7 +213,7 @@ def _assemble(
     )
 
 
-def _device(
+def _device_step(
     config: EngineConfig,
     decoders: Sequence[Decoder],
     pools: Sequence[KVPool],
@@ -210,7 +221,7 @@ def _device(
     max_model_len: int,
     mixer: Mixer | None,
     say: Callable[[str], None],
-) -> Device:
+) -> DeviceStep:
     """What runs plans where the models are: kernels on a GPU, kernels of our own or torch's operators on a CPU."""
     _log.info("preparing the %s's kernels", "CPU" if decoders[0].device.type == "cpu" else "GPU")
     mode, max_num_seqs = config.model_config.logprobs_mode, config.scheduler_config.max_num_seqs

@@ -1,4 +1,4 @@
-"""Attention of pieces of prompts: each sees its track's past and itself, all of a step in one call."""
+"""Attention of pieces of prompts: each sees its track's past and itself, many of a step in one call."""
 
 from __future__ import annotations
 
@@ -11,16 +11,46 @@ from ramify.device.pool import KVPool
 from ramify.device.reads import Int64s, Reads, slots_between
 from ramify.device.rows import upload
 
+# Keys and values are gathered for so many positions at a time (a chunk that sees more is gathered by itself): many
+# chunks with long pasts, as after hits in the prefix cache, would otherwise take more memory than the weights.
+KEYS_AT_ONCE = 2**16
+
 
 class PromptAttention:
     """Made once a step; the keys and values of all its rows are written before it is asked."""
 
     def __init__(self, reads: Reads, pool: KVPool) -> None:
-        device = pool.kv.device
         chosen = np.flatnonzero(reads.num_rows > 1)
         chosen = chosen[np.argsort(reads.first_rows[chosen])]
+        keys = reads.ends[chosen] + reads.num_rows[chosen] - 1
+        self._pieces = [_Piece(reads, chosen[piece], pool.kv.device) for piece in _pieces(keys)]
+
+    def attend(self, queries: Tensor, kv: Tensor) -> Tensor:
+        """queries (T, heads, head_dim), kv (slots, 2, kv_heads, head_dim) -> (T, heads * head_dim)."""
+        if len(self._pieces) == 1:
+            return self._pieces[0].attend(queries, kv)
+        parts = torch.split(queries, [piece.num_rows for piece in self._pieces])
+        return torch.cat([piece.attend(part, kv) for piece, part in zip(self._pieces, parts, strict=True)])
+
+
+def _pieces(keys: Int64s) -> list[slice]:
+    """Consecutive chunks that see at most KEYS_AT_ONCE positions together, or one that sees more."""
+    pieces, start, total = [], 0, 0
+    for index, count in enumerate(keys.tolist()):
+        if index > start and total + count > KEYS_AT_ONCE:
+            pieces.append(slice(start, index))
+            start, total = index, 0
+        total += count
+    return [*pieces, slice(start, len(keys))]
+
+
+class _Piece:
+    """Some chunks, in the order of their rows."""
+
+    def __init__(self, reads: Reads, chosen: Int64s, device: torch.device) -> None:
         self._queries: Int64s = reads.num_rows[chosen]
         self._keys: Int64s = reads.ends[chosen] + self._queries - 1
+        self.num_rows = int(self._queries.sum())
         slots = [
             slots_between(reads.tables[chunk], 0, end, reads.block_size)
             for chunk, end in zip(chosen.tolist(), self._keys.tolist(), strict=True)

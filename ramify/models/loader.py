@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from ramify.config import EngineConfig, ModelConfig
+from ramify.config import EngineConfig, ModelConfig, ModelDType
 from ramify.errors import InvalidInputError, ModelError
 from ramify.models import embedded, memory, source, weights
 from ramify.models.decoder import Decoder
@@ -83,7 +83,10 @@ class ModelLoader:
             checkpoint = SafetensorsCheckpoint(self.path)
             return weights.load(checkpoint, self._dtype(checkpoint.arch.dtype, target), target)
         except (torch.OutOfMemoryError, MemoryError) as error:
-            raise ModelError(f"{self.path.name} does not fit in memory: {error}") from None
+            raise ModelError(
+                f"{self.path.name} does not fit in memory: take a smaller model, a dtype of fewer bytes, or a device "
+                f"with more memory ({error})"
+            ) from None
 
     def load_tokenizer(self) -> Tokenizer | None:
         if self.config.tokenizer is not None:
@@ -109,15 +112,22 @@ class ModelLoader:
         return said
 
     def _dtype(self, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
-        """auto: float32 on a CPU; on a GPU bfloat16 if it has that, else float16, unless the checkpoint is float32."""
-        if self.config.dtype != "auto":
-            return DTYPES[self.config.dtype]
-        if device.type == "cpu":
-            return torch.float32
-        chosen = DTYPES.get(checkpoint_dtype, torch.float16)
-        if chosen is torch.float32:
-            return chosen
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+        has_bfloat16 = device.type == "cpu" or torch.cuda.is_bf16_supported()
+        return choose_dtype(self.config.dtype, checkpoint_dtype, device.type, has_bfloat16=has_bfloat16)
+
+
+def choose_dtype(asked: ModelDType, checkpoint_dtype: str, device_type: str, *, has_bfloat16: bool) -> torch.dtype:
+    """auto is float32 on a CPU; on a GPU the checkpoint's own, except that float32 becomes bfloat16.
+
+    A GPU without bfloat16 takes float16 in its place. What a checkpoint calls by a name unknown here is bfloat16 too.
+    """
+    if asked != "auto":
+        return DTYPES[asked]
+    if device_type == "cpu":
+        return torch.float32
+    if DTYPES.get(checkpoint_dtype) is torch.float16 or not has_bfloat16:
+        return torch.float16
+    return torch.bfloat16
 
 
 def resolve_device(name: str) -> torch.device:

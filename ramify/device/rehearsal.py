@@ -1,0 +1,105 @@
+"""The largest steps an engine may be asked for, run once before its cache is sized: what they take is measured.
+
+The cache of a rehearsal has a few blocks that all tables name again and again. What is computed there means nothing,
+but it takes the memory of a real step: contexts are as long, rows and draws as many, and graphs are captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ramify.device.pool import KVPool, bytes_per_block
+from ramify.device.sizing import GpuMemory
+from ramify.device.step import DeviceStep
+from ramify.engine.demands import Demands
+from ramify.engine.plan import Chunk, Draw, Plan, Row, Work
+from ramify.errors import InvalidInputError
+from ramify.models.decoder import Decoder
+from ramify.sampling_params import SamplingParams
+
+NUM_BLOCKS = 64
+# Room for what a rehearsal does not see: graphs of other sizes, and allocations that lie less well.
+SPARE_BYTES = 2**29
+
+# The graph's costliest sampler, and what needs the sampler without one.
+IN_A_GRAPH = SamplingParams(top_p=0.9, logprobs=1)
+WITH_EVERYTHING = SamplingParams(top_p=0.9, logprobs=1, repetition_penalty=1.1, logits_processors=[lambda _, row: row])
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The bounds of one step."""
+
+    num_models: int
+    num_tracks: int
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    block_size: int
+
+
+def largest_plans(largest: Largest) -> list[Plan]:
+    """As many tokens as a step may hold, in one prompt and in many, at the end of full contexts; and all decodes."""
+    # Every sequence computes a position in each of its tracks.
+    tracks = largest.num_tracks
+    num_tokens = min(largest.max_num_batched_tokens // tracks, largest.max_model_len)
+    sequences = max(1, min(largest.max_num_seqs, largest.max_num_batched_tokens // tracks))
+    each = min(max(1, largest.max_num_batched_tokens // tracks // sequences), largest.max_model_len)
+    return [
+        _plan(largest, 1, max(1, num_tokens), WITH_EVERYTHING),
+        _plan(largest, sequences, each, WITH_EVERYTHING),
+        _plan(largest, sequences, 1, IN_A_GRAPH),
+        _plan(largest, sequences, 1, WITH_EVERYTHING),
+    ]
+
+
+def _plan(largest: Largest, num_sequences: int, num_tokens: int, params: SamplingParams) -> Plan:
+    """So many sequences at the end of their contexts, each with so many tokens to compute and one to draw."""
+    count = -(-largest.max_model_len // largest.block_size)
+    table = tuple(index % NUM_BLOCKS for index in range(count))
+    demands = Demands(params, prompts=((0,),) * largest.num_tracks)
+    works = [Work() for _ in range(largest.num_models)]
+    draws = []
+    for sequence in range(num_sequences):
+        rows = []
+        for track in range(largest.num_tracks):
+            model = track % largest.num_models
+            chunks = works[model].chunks
+            start = largest.max_model_len - num_tokens
+            rows.append(Row(model, len(chunks), num_tokens - 1))
+            chunks.append(Chunk([0] * num_tokens, start, table, f"{sequence}/{track}"))
+        draws.append(Draw(str(sequence), 0, 0, 0, tuple(rows), demands, (0,)))
+    return Plan(works, draws)
+
+
+def measure(
+    make_step: Callable[[Sequence[KVPool]], DeviceStep], decoders: Sequence[Decoder], largest: Largest
+) -> GpuMemory:
+    """Runs the largest steps on the GPU that these models are on; nothing of them stays."""
+    device = decoders[0].device
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    try:
+        cache = _run(make_step, decoders, largest)
+    except torch.OutOfMemoryError as error:
+        raise InvalidInputError(
+            "the largest step does not fit beside the weights: lower max_num_batched_tokens, max_num_seqs or "
+            f"max_model_len, take a smaller model, or a device with more memory ({error})"
+        ) from None
+    free, total = torch.cuda.mem_get_info(device)
+    beside = total - free - torch.cuda.memory_reserved(device)
+    needed = torch.cuda.max_memory_reserved(device) - cache + SPARE_BYTES
+    torch.cuda.empty_cache()
+    return GpuMemory(total, needed, beside)
+
+
+def _run(make_step: Callable[[Sequence[KVPool]], DeviceStep], decoders: Sequence[Decoder], largest: Largest) -> int:
+    """Returns the bytes of the cache that it ran in."""
+    size = largest.block_size
+    step = make_step([KVPool(each.arch, NUM_BLOCKS, size, each.dtype, each.device) for each in decoders])
+    for plan in largest_plans(largest):
+        step.launch(plan)()
+    return NUM_BLOCKS * sum(bytes_per_block(each.arch, size, each.dtype) for each in decoders)
