@@ -37,6 +37,7 @@ class InstantDevice:
         self.seconds = 0.0
 
     runs_ahead = False
+    looks_back = False
 
     def reset(self) -> None:
         pass

@@ -155,10 +155,13 @@ class DrawRows:
         self._floats = Mirror(column.NUM_FLOATS, max_rows, torch.float32, device)
         self._settled: list[tuple[int, int] | None] = [None] * max_rows  # whose numbers: request and child
 
-    def settle(self, draws: Sequence[Draw], rows: Int64s, size: int, sources: Sequence[Int64s] = ()) -> None:
+    def settle(
+        self, draws: Sequence[Draw], rows: Int64s, size: int, *, slots: Int64s, sources: Sequence[Int64s] = ()
+    ) -> None:
         """The rows of these draws hold their numbers; others, up to `size`, are padding, and draw the likeliest.
 
-        sources: of two models, the rows of the teacher's and of the student's logits that each draw is from.
+        slots: where the sampler keeps what their controls look at. sources: of two models, the rows of the teacher's
+        and of the student's logits that each draw is from.
         """
         integers, floats = self._integers.host, self._floats.host
         for draw, row in zip(draws, rows.tolist(), strict=True):
@@ -167,6 +170,8 @@ class DrawRows:
                 integers[:, row], floats[:, row] = numbers_of(draw)
                 self._settled[row] = who
         integers[column.POSITION, rows] = [draw.position for draw in draws]
+        integers[column.SLOT, rows] = slots
+        integers[column.SLOT, len(draws) : size] = column.NO_SLOT
         integers[[column.TEACHER_ROW, column.THETA_ROW], len(draws) : size] = 0
         for name, source in zip((column.TEACHER_ROW, column.THETA_ROW), sources, strict=False):
             integers[name, rows] = source

@@ -7,8 +7,8 @@
 Where the sampler's kernels serve all draws, tokens stay on the device: the next step reads them there, so it can be
 launched before the host knows them, and the result is fetched when it is asked for. A step of decodes alone is then two
 kinds of graphs, forward (rows × shared or not) for each model and draw (rows × kind of sampler), and while the same
-tracks just go on, its numbers follow from those of the step before. What these kernels do not serve is drawn by torch's
-operators from the same logits.
+tracks just go on, its numbers follow from those of the step before. The rows that these kernels do not serve are drawn
+by torch's operators from the same logits.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ramify.device.layers import Layers
 from ramify.device.reads import Int64s
 from ramify.device.rows import DrawRows, upload
 from ramify.device.seats import Seats
+from ramify.engine.demands import Demands
 from ramify.engine.plan import PENDING, Draw, Plan, Row, StepResult, Ticket, TokenReport
 from ramify.sampling import columns as column
 from ramify.sampling.columns import Columns, SamplerChoice
@@ -50,8 +51,17 @@ class SamplerKernels(Protocol):
     def tokens(self) -> Tensor:
         """(max_rows,) what was drawn last, row by row."""
 
-    def choose(self, draws: Sequence[Draw]) -> SamplerChoice | None:
-        """The cheapest that serves all of these draws; None if there is none."""
+    def serves(self, demands: Demands) -> bool:
+        """Whether it can draw what a request asks for."""
+
+    def choose(self, draws: Sequence[Draw]) -> SamplerChoice:
+        """The cheapest that serves all of these draws, each of which it can."""
+
+    def settle(self, draws: Sequence[Draw]) -> Int64s:
+        """Where each draw's controls find what they look at: the slots that `draw` is told in a column."""
+
+    def go_on(self, slots: Int64s) -> None:
+        """The draws that settled there, one position on."""
 
     def draw(self, logits: Sequence[Tensor], integers: Tensor, floats: Tensor, choice: SamplerChoice) -> None:
         """From the logits (R, vocabulary) of each track, and the columns of R draws."""
@@ -67,6 +77,7 @@ class _Steady:
     keys: list[list[str]]  # of each lane's chunks
     drawing_rows: list[Int64s]  # where each of these draws
     rows: Int64s  # of the draws, in their order
+    slots: Int64s  # of their controls
     choice: SamplerChoice
 
     def goes_on_as(self, plan: Plan) -> bool:
@@ -108,6 +119,10 @@ class DeviceStep:
             self._tokens = kernels.tokens
         self._drawn_in: dict[str, int] = {}
         self._steady: _Steady | None = None
+
+    @property
+    def looks_back(self) -> bool:
+        return self._kernels is not None
 
     def reset(self) -> None:
         """Nobody of earlier plans goes on, and what they left on the way to the device has arrived."""
@@ -172,21 +187,30 @@ class DeviceStep:
     # -- draws -----------------------------------------------------------------------------------------------
 
     def _draw(self, plan: Plan, tracks: Sequence[_Track]) -> Ticket:
-        choice = None if self._kernels is None else self._kernels.choose(plan.draws)
-        if self._kernels is not None and choice is not None:
-            if self._is_one_to_one(plan.draws, tracks):
-                return self._draw_captured(plan, tracks, choice)
-            sources = self._sources(tracks)
-            if len(plan.draws) <= self._max_draws:
-                self._drawn_in = _rows_by_key(plan, range(len(plan.draws)))
-                self._draw_fresh(self._kernels, plan.draws, sources, choice)
-                return partial(self._kernels.fetch(choice), range(len(plan.draws)), plan.draws)
-            result = self._draw_in_waves(self._kernels, plan.draws, sources, choice)
-        else:
-            result = self.sampler.sample(self._sources(tracks), plan.draws)
+        draws, kernels = plan.draws, self._kernels
+        served = {demands: kernels is not None and kernels.serves(demands) for demands in {d.demands for d in draws}}
+        if kernels is not None and all(served.values()):
+            if self._is_one_to_one(draws, tracks):
+                return self._draw_captured(kernels, plan, tracks)
+            if len(draws) <= self._max_draws:
+                self._drawn_in = _rows_by_key(plan, range(len(draws)))
+                return self._draw_fresh(kernels, draws, self._sources(tracks))
+        parts: list[tuple[Sequence[int], StepResult]] = []
+        sources = self._sources(tracks)
+        if kernels is not None:
+            quick = [index for index, draw in enumerate(draws) if served[draw.demands]]
+            for start in range(0, len(quick), self._max_draws):  # many children of one prompt are more than the rows
+                some = quick[start : start + self._max_draws]
+                wave = self._draw_fresh(kernels, *_some(draws, sources, some), at_once=True)
+                parts.append((some, wave()))
+        slow = [index for index, draw in enumerate(draws) if not served[draw.demands]]
+        if slow:
+            chosen, own = _some(draws, sources, slow)
+            parts.append((slow, self.sampler.sample(own, chosen)))
+        result = StepResult.of_parts(parts)
         if self.runs_ahead:
             # Who goes on unseen draws for itself alone: a row each.
-            alone = [index for index, draw in enumerate(plan.draws) if draw.child == draw.parent]
+            alone = [index for index, draw in enumerate(draws) if draw.child == draw.parent]
             self._tokens[: len(alone)] = upload([result.token_ids[index] for index in alone], self.device)
             self._drawn_in = _rows_by_key(plan, alone)
         return lambda: result
@@ -207,14 +231,15 @@ class DeviceStep:
             and all(len(set(track.rows.tolist())) == len(draws) for track in tracks)
         )
 
-    def _draw_captured(self, plan: Plan, tracks: Sequence[_Track], choice: SamplerChoice) -> Ticket:
+    def _draw_captured(self, kernels: SamplerKernels, plan: Plan, tracks: Sequence[_Track]) -> Ticket:
         draws = plan.draws
         keys = [[chunk.key for chunk in work.chunks] for work in plan.works]
         rows, sources = tracks[0].rows, [track.rows for track in tracks] if len(tracks) > 1 else []
         if self._seats is not None:
             names = keys[tracks[0].model]
             rows = np.array(self._seats.take([names[draw.rows[0].chunk] for draw in draws]), np.int64)
-        self._draw_rows.settle(draws, rows, padded(len(draws)), sources)
+        slots = kernels.settle(draws)
+        self._draw_rows.settle(draws, rows, padded(len(draws)), slots=slots, sources=sources)
         drawing_rows = [np.zeros(len(names), np.int64) for names in keys]
         for draw, row in zip(draws, rows.tolist(), strict=True):
             for model, chunk, _ in draw.rows:
@@ -224,26 +249,26 @@ class DeviceStep:
             for names, drawn in zip(keys, drawing_rows, strict=True)
             for key, row in zip(names, drawn.tolist(), strict=True)
         }
-        self._steady = _Steady(keys, drawing_rows, rows, choice)
-        return self._replay(self._steady, draws)
+        self._steady = _Steady(keys, drawing_rows, rows, slots, kernels.choose(draws))
+        return self._replay(kernels, self._steady, draws)
 
     def _go_on(self, steady: _Steady, plan: Plan) -> Ticket:
         for lane, work, drawing_rows in zip(self.lanes, plan.works, steady.drawing_rows, strict=True):
             lane.go_on(work, drawing_rows)
         for lane in self.lanes:
             lane.compute((), self._tokens)
-        self._draw_rows.go_on(steady.rows)
-        return self._replay(steady, plan.draws)
-
-    def _replay(self, steady: _Steady, draws: Sequence[Draw]) -> Ticket:
         assert self._kernels is not None, "captured steps draw by kernels"
-        size = padded(len(draws))
-        self.graphs.run((size, steady.choice), lambda: self._draw_all(size, steady.choice))
-        return partial(self._kernels.fetch(steady.choice), steady.rows, draws)
+        self._draw_rows.go_on(steady.rows)
+        self._kernels.go_on(steady.slots)
+        return self._replay(self._kernels, steady, plan.draws)
 
-    def _draw_all(self, size: int, choice: SamplerChoice) -> None:
+    def _replay(self, kernels: SamplerKernels, steady: _Steady, draws: Sequence[Draw]) -> Ticket:
+        size = padded(len(draws))
+        self.graphs.run((size, steady.choice), lambda: self._draw_all(kernels, size, steady.choice))
+        return partial(kernels.fetch(steady.choice), steady.rows, draws)
+
+    def _draw_all(self, kernels: SamplerKernels, size: int, choice: SamplerChoice) -> None:
         """From the logits that captured lanes left, row by row."""
-        assert self._kernels is not None
         integers, floats = self._draw_rows.columns(size)
         logits = [self.lanes[0].all_logits()]
         if self._seats is not None:
@@ -252,27 +277,17 @@ class DeviceStep:
                 teacher.all_logits()[integers[column.TEACHER_ROW]],
                 theta.all_logits()[integers[column.THETA_ROW]],
             ]
-        self._kernels.draw(logits, integers, floats, choice)
+        kernels.draw(logits, integers, floats, choice)
 
     def _draw_fresh(
-        self, kernels: SamplerKernels, draws: Sequence[Draw], sources: Sequence[Source], choice: SamplerChoice
-    ) -> None:
+        self, kernels: SamplerKernels, draws: Sequence[Draw], sources: Sequence[Source], *, at_once: bool = False
+    ) -> Ticket:
         """Into the first rows, whoever stood there; does not wait for them."""
         logits = [source.logits[upload(source.rows, self.device)] for source in sources]
-        columns = Columns.of(draws)
+        choice, columns = kernels.choose(draws), Columns.of(draws)
+        columns.integers[column.SLOT] = kernels.settle(draws)
         kernels.draw(logits, upload(columns.integers, self.device), upload(columns.floats, self.device), choice)
-
-    def _draw_in_waves(
-        self, kernels: SamplerKernels, draws: Sequence[Draw], sources: Sequence[Source], choice: SamplerChoice
-    ) -> StepResult:
-        """More draws than rows: many children of one prompt take their first tokens."""
-        whole = StepResult([], [])
-        for start in range(0, len(draws), self._max_draws):
-            some = slice(start, start + self._max_draws)
-            part = [Source(source.logits, source.rows[some]) for source in sources]
-            self._draw_fresh(kernels, draws[some], part, choice)
-            whole.extend(kernels.fetch(choice, at_once=True)(range(len(draws[some])), draws[some]))
-        return whole
+        return partial(kernels.fetch(choice, at_once=at_once), range(len(draws)), draws)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +296,16 @@ class _Track:
 
     model: int
     rows: Int64s
+
+
+def _some(
+    draws: Sequence[Draw], sources: Sequence[Source], indices: Sequence[int]
+) -> tuple[Sequence[Draw], Sequence[Source]]:
+    """These draws, and what they are from."""
+    if len(indices) == len(draws):
+        return draws, sources
+    chosen = [Source(source.logits, [source.rows[index] for index in indices]) for source in sources]
+    return [draws[index] for index in indices], chosen
 
 
 def _rows_by_key(plan: Plan, indices: Sequence[int]) -> dict[str, int]:

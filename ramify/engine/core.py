@@ -41,6 +41,11 @@ class Device(Protocol):
         """
         ...
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether it keeps what was drawn for controls that depend on it, where its kernels serve them."""
+        ...
+
     def launch(self, plan: Plan) -> Ticket: ...
 
     def reset(self) -> None:
@@ -170,7 +175,8 @@ class EngineCore:
             demands = self._groups[sequence.request_id].demands
             length = len(sequence.data.output_token_ids)
             forks = not length and demands.num_first_draws > 1
-            if demands.may_run_ahead and not forks and length + 1 < demands.longest_output:
+            may_run_ahead = demands.may_run_ahead(self.device.looks_back)
+            if may_run_ahead and not forks and length + 1 < demands.longest_output:
                 sequence.num_pending = 1
             else:
                 sequence.is_blocked = True

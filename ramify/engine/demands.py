@@ -13,6 +13,11 @@ from numpy.typing import NDArray
 from ramify.sampling_params import OutputKind, SamplingParams, SamplingStrategy
 
 SamplerKind = Literal["plain", "filtered", "full"]  # temperature alone; top-k, top-p and min-p too; anything
+# What a sampler of kernels has room for; "full" is what exceeds it.
+MOST_REPORTED = 20  # likeliest tokens of a row
+LONGEST_BAD_WORD = 17  # tokens
+MOST_BAD_WORDS = 256  # every word in two spellings
+MOST_ENTRIES = 1_536  # tokens that bias and bans name: as many as callers may name, and 128 ends of the model's own
 LARGEST = 1e30  # what callers may ask for beyond it, or beyond its inverse, would be infinite or 0 in float32
 
 
@@ -71,10 +76,14 @@ class Demands:
 
     # -- driving ---------------------------------------------------------------------------------------------
 
-    @cached_property
-    def may_run_ahead(self) -> bool:
-        """Whether the step after a draw can be launched before the host knows the token."""
-        return self.params.num_together is None and not self.looks_back
+    def may_run_ahead(self, device_looks_back: bool) -> bool:
+        """Whether the step after a draw can be launched before the host knows the token.
+
+        device_looks_back: the device keeps what was drawn, and its kernels look back at that.
+        """
+        if self.params.num_together is not None:
+            return False
+        return not self.looks_back or (device_looks_back and self.sampler != "full")
 
     @cached_property
     def is_streamed(self) -> bool:
@@ -125,11 +134,24 @@ class Demands:
         return bool(self.counts_output or self.counts_prompt or self.params.bad_words or self.params.logits_processors)
 
     @cached_property
-    def sampler(self) -> SamplerKind:
-        """The cheapest sampler that serves a row of this request."""
+    def is_controlled(self) -> bool:
+        """Whether penalties, bias or bans change its logits."""
         params = self.params
-        needs_all = self.looks_back or params.logit_bias or params.allowed_token_ids or params.min_tokens
-        if needs_all or params.num_together is not None:
+        static = params.logit_bias or params.allowed_token_ids or params.min_tokens or self.bad_words
+        return bool(static or self.counts_output or self.counts_prompt)
+
+    @cached_property
+    def sampler(self) -> SamplerKind:
+        """The cheapest sampler that serves a row of this request; its controls are told apart by `is_controlled`."""
+        params = self.params
+        reported = max(params.logprobs or 0, self.num_candidates)
+        reports_beams = self.is_beam_search and params.logprobs is not None
+        if params.logits_processors or self.diversity_penalty or reports_beams or reported > MOST_REPORTED:
+            return "full"
+        words = self.bad_words
+        if len(words) > MOST_BAD_WORDS or any(len(word) > LONGEST_BAD_WORD for word in words):
+            return "full"
+        if len(params.logit_bias or ()) + len(self.end_token_ids) + len(words) > MOST_ENTRIES:
             return "full"
         return "filtered" if self.narrows else "plain"
 

@@ -147,14 +147,19 @@ class StepResult:
     prompts: list[list[TokenReport]] = field(default_factory=list)  # one list per prompt report of the plan
     mixtures: dict[int, MixtureReport] = field(default_factory=dict)  # of draws from two models
 
-    def extend(self, later: StepResult) -> None:
-        """Appends what was drawn after these."""
-        first = len(self.token_ids)
-        self.token_ids.extend(later.token_ids)
-        self.logprobs.extend(later.logprobs)
-        self.faults.update({first + index: fault for index, fault in later.faults.items()})
-        self.reports.update({first + index: report for index, report in later.reports.items()})
-        self.mixtures.update({first + index: mixture for index, mixture in later.mixtures.items()})
+    @classmethod
+    def of_parts(cls, parts: Sequence[tuple[Sequence[int], StepResult]]) -> StepResult:
+        """One result of several, each with the draws that it tells of; together they tell of every draw once."""
+        count = sum(len(indices) for indices, _ in parts)
+        whole = cls([0] * count, [0.0] * count)
+        for indices, part in parts:
+            for index, token_id, logprob in zip(indices, part.token_ids, part.logprobs, strict=True):
+                whole.token_ids[index], whole.logprobs[index] = token_id, logprob
+            whole.faults.update({indices[own]: fault for own, fault in part.faults.items()})
+            whole.reports.update({indices[own]: report for own, report in part.reports.items()})
+            whole.expansions.update({indices[own]: told for own, told in part.expansions.items()})
+            whole.mixtures.update({indices[own]: mixture for own, mixture in part.mixtures.items()})
+        return whole
 
 
 Ticket = Callable[[], StepResult]  # waits for the result of a launched plan

@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ramify.engine.plan import NOT_FINITE, Draw, StepResult, TokenReport
+from ramify.engine.plan import NOT_FINITE, Draw, Expansion, StepResult, TokenReport
 from ramify.gpu.kernels import race as codes
 from ramify.gpu.kernels.top_logprobs import Reports
+from ramify.sampling.columns import SamplerChoice
 from ramify.sampling.mixing import NUM_MIXTURE_NUMBERS, as_reports
 from ramify.sampling.piece import NOTHING_IN_COMMON, NOTHING_LEFT
 
@@ -22,6 +23,14 @@ FAULTS = {
     codes.NOTHING_LEFT: NOTHING_LEFT,
     NOTHING_IN_COMMON_CODE: NOTHING_IN_COMMON,
 }
+
+
+class Candidates(NamedTuple):
+    """The likeliest tokens after controls and filters, of R rows: what beams are chosen from."""
+
+    token_ids: Tensor  # (R, count) int64, likeliest first
+    weights: Tensor  # (R, count) float32: their logprobs there
+    logprobs: Tensor  # (R, count) float32: by the model's own distribution
 
 
 class Drawn(NamedTuple):
@@ -34,6 +43,7 @@ class Drawn(NamedTuple):
     logprobs: Tensor
     faults: Tensor
     reports: Reports
+    candidates: Candidates
     mixture: Tensor
 
     @classmethod
@@ -52,13 +62,22 @@ class Drawn(NamedTuple):
             zeros(rows),
             zeros(rows, dtype=torch.int32),
             reports,
+            Candidates(
+                zeros(rows, num_reported, dtype=torch.int64), zeros(rows, num_reported), zeros(rows, num_reported)
+            ),
             zeros(rows, NUM_MIXTURE_NUMBERS, dtype=torch.float64),
         )
 
     def of(self, rows: int) -> Drawn:
         """The first so many rows."""
-        reports = Reports(*(part[:rows] for part in self.reports))
-        return Drawn(self.token_ids[:rows], self.logprobs[:rows], self.faults[:rows], reports, self.mixture[:rows])
+        return Drawn(
+            self.token_ids[:rows],
+            self.logprobs[:rows],
+            self.faults[:rows],
+            Reports(*(part[:rows] for part in self.reports)),
+            Candidates(*(part[:rows] for part in self.candidates)),
+            self.mixture[:rows],
+        )
 
 
 class Results:
@@ -67,16 +86,19 @@ class Results:
     def __init__(self, rows: int, num_reported: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
         self._host = Drawn.empty(rows, num_reported, torch.device("cpu"), pinned=on_gpu)
-        self._has_reports = self._has_mixture = False
+        self._choice = SamplerChoice("plain")
+        self._has_mixture = False
         self._arrived = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
-    def fetch(self, drawn: Drawn, *, with_reports: bool, with_mixture: bool = False) -> None:
+    def fetch(self, drawn: Drawn, choice: SamplerChoice, *, with_mixture: bool = False) -> None:
         """Asks for them; does not wait."""
-        self._has_reports, self._has_mixture = with_reports, with_mixture
+        self._choice, self._has_mixture = choice, with_mixture
         targets = self._host.of(drawn.token_ids.shape[0])
         pairs = list(zip(targets[:3], drawn[:3], strict=True))
-        if with_reports:
+        if choice.reports:
             pairs += zip(targets.reports, drawn.reports, strict=True)
+        if choice.candidates:
+            pairs += zip(targets.candidates, drawn.candidates, strict=True)
         if with_mixture:
             pairs.append((targets.mixture, drawn.mixture))
         for target, source in pairs:
@@ -91,8 +113,9 @@ class Results:
         index = np.asarray(rows, dtype=np.int64)
         token_ids, logprobs, faults = (part.numpy()[index] for part in self._host[:3])
         messages = {draw: FAULTS[int(faults[draw])] for draw in np.flatnonzero(faults).tolist()}
-        reports = self._read_reports(index, draws) if self._has_reports else {}
-        result = StepResult(token_ids.tolist(), logprobs.tolist(), messages, reports)
+        reports = self._read_reports(index, draws) if self._choice.reports else {}
+        expansions = self._read_candidates(index, draws) if self._choice.candidates else {}
+        result = StepResult(token_ids.tolist(), logprobs.tolist(), messages, reports, expansions)
         if self._has_mixture:
             result.mixtures.update(enumerate(as_reports(self._host.mixture[index])))
         return result
@@ -105,4 +128,13 @@ class Results:
             count = draw.demands.params.logprobs
             if count is not None:
                 told[number] = TokenReport(logprob, rank, top_ids[number, :count], top_logprobs[number, :count])
+        return told
+
+    def _read_candidates(self, index: NDArray[np.int64], draws: Sequence[Draw]) -> dict[int, list[Expansion]]:
+        told = {}
+        for number, (draw, row) in enumerate(zip(draws, index.tolist(), strict=True)):
+            count = draw.demands.num_candidates
+            if count:
+                token_ids, weights, logprobs = (part[row, :count].tolist() for part in self._host.candidates)
+                told[number] = list(map(Expansion, token_ids, logprobs, weights))
         return told

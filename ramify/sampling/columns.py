@@ -13,17 +13,21 @@ from ramify.engine.plan import Draw
 from ramify.sampling.draw import noise_words
 
 # Columns of the integers. TEACHER_ROW and THETA_ROW: of two models, the rows of their logits that a draw is from.
-SEED_LOW, SEED_HIGH, CHILD, POSITION, TOP_K, TEACHER_ROW, THETA_ROW = range(7)
+# SLOT: where a sampler of kernels keeps what the draw's controls look at, NO_SLOT if it has none.
+SEED_LOW, SEED_HIGH, CHILD, POSITION, TOP_K, TEACHER_ROW, THETA_ROW, SLOT = range(8)
 TEMPERATURE, TOP_P, MIN_P = range(3)
-NUM_INTEGERS, NUM_FLOATS = 7, 3
+NUM_INTEGERS, NUM_FLOATS = 8, 3
+NO_SLOT = -1
 LARGEST_COUNT = 2**31 - 1
 
 
 class SamplerChoice(NamedTuple):
-    """A kind of sampler, and whether logprobs of several tokens are reported: what a graph of draws depends on."""
+    """What a graph of draws depends on."""
 
     kind: SamplerKind
-    reports: bool = False
+    reports: bool = False  # logprobs of several tokens beside the drawn one
+    controls: bool = False  # penalties, bias and bans
+    candidates: bool = False  # the likeliest tokens after controls and filters, for beams
 
 
 class Columns(NamedTuple):
@@ -44,5 +48,5 @@ def numbers_of(draw: Draw) -> tuple[tuple[int, ...], tuple[float, ...]]:
     params = demands.params
     top_k = min(max(params.top_k, 0), LARGEST_COUNT)
     # A request of its own may be one of another's children: it draws with that child's noise.
-    integers = (*noise_words(demands.seed, params.child + draw.child, draw.position), top_k, 0, 0)
+    integers = (*noise_words(demands.seed, params.child + draw.child, draw.position), top_k, 0, 0, NO_SLOT)
     return integers, (demands.temperature, params.top_p, params.min_p)

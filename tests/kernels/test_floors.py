@@ -194,3 +194,36 @@ def test_a_row_has_one_floor_in_every_batch(device: torch.device) -> None:
     together = _floors(logits, 1.1, k=300, p=0.77, capacity=64)
     for row in range(6):
         assert torch.equal(_floors(logits[row : row + 1], 1.1, k=300, p=0.77, capacity=64), together[row : row + 1])
+
+
+KINDS = ("normal", "wide", "uniform", "equal", "spike", "half ties", "two clumps", "tiny steps")
+
+
+def _row_of(kind: str, count: int, device: torch.device) -> Tensor:
+    noise = torch.randn(count, device=device)
+    if kind == "wide":
+        return 3 * noise
+    if kind == "uniform":
+        return torch.rand(count, device=device)
+    if kind == "equal":
+        return torch.full_like(noise, 1.25)
+    if kind == "spike":
+        return noise.index_fill_(0, torch.tensor([count // 3], device=device), 40.0)
+    if kind == "half ties":
+        return torch.where(torch.arange(count, device=device) % 2 == 0, 0.5, noise)
+    if kind == "two clumps":
+        return torch.where(noise > 0.5, 2.0 + 1e-6 * noise, -1.0 - 1e-6 * noise)
+    if kind == "tiny steps":  # neighbours in the list of all float32 numbers
+        return torch.randint(0, 3, (count,), device=device).float() * 2**-23 + 1
+    return noise
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_row(device: torch.device, kind: str) -> None:
+    """What a sample tells, and where it misleads; a small buffer makes rows flat that would fit into the real one."""
+    torch.manual_seed(8)
+    logits = torch.stack([_row_of(kind, 1500, device) for _ in range(2)])
+    for p in (0.05, 0.5, 0.95):
+        _check(logits, _floors(logits, p=p, capacity=64), 1.0, p=p)
+    _check(logits, _floors(logits, k=700, capacity=64), 1.0, 700)
+    _check(logits, _floors(logits, k=700, p=0.5, capacity=64), 1.0, 700, 0.5)

@@ -13,7 +13,7 @@ from ramify.device.rows import DrawRows, ModelRows
 from ramify.device.seats import Seats
 from ramify.engine.demands import Demands
 from ramify.engine.plan import PENDING, Chunk, Draw
-from ramify.sampling.columns import Columns
+from ramify.sampling.columns import SLOT, Columns
 
 CPU = torch.device("cpu")
 DRAWN = torch.arange(100, 108)
@@ -83,8 +83,10 @@ def test_rows_of_draws_hold_what_a_fresh_table_would(data: st.DataObject) -> Non
         draws = [Draw("r", 0, data.draw(st.integers(0, 1)), step, (), demands) for demands in chosen]
         # A key may come back with another request behind it.
         placed = np.array(seats.take([f"{draw.demands.number % 4}-{draw.child}-{i}" for i, draw in enumerate(draws)]))
-        rows.settle(draws, placed, 8)
+        slots = np.array([draw.demands.number % 3 - 1 for draw in draws])
+        rows.settle(draws, placed, 8, slots=slots)
         expected = Columns.of(draws)
+        expected.integers[SLOT] = slots
         integers, floats = rows.columns(8)
         assert (integers.numpy()[:, placed] == expected.integers).all()
         assert (floats.numpy()[:, placed] == expected.floats).all()

@@ -1,18 +1,21 @@
 """top-k, top-p and min-p as floors, found without sorting the vocabulary; the truth is `sampling/filters.py`.
 
 A floor is the largest value of the row such that it and all that is larger weigh enough: each weighs 1 for top-k, its
-probability for top-p. The search keeps a bracket and reads only blocks whose largest logit reaches into it:
+probability for top-p. The search keeps a bracket, and whatever the row, a few reads narrow it to a handful of values:
 
-    low ............ guess ............ top        everything above top: weighed already, not enough
-     |                 |<-- weighed, -->|
-     |                    collected
-     enough: low becomes the smallest collected, and if they fit into the buffer the rest happens in registers
-     not enough: top becomes the largest below the guess
+    low ............ ceiling          low and all above it: enough; from the ceiling on: weighed, not enough
 
-The first guess comes from the blocks' largest logits: the k-th largest of them is never above the k-th largest logit,
-so it is enough for top-k. Later guesses halve the bracket, in turns by value and by index in the sorted list of all
-float32 numbers, which ends after 64 passes at worst and a few at best. Sums have one fixed order: a row's floor is the
-same in every batch.
+    guess     what reaches the k-th (or 64th) largest of the blocks' largest: enough for nearly every row that is drawn
+              from in practice, and only these blocks are read
+    sample    flat rows: among 512 logits, evenly spread over the vocabulary, where would the floor be? The sample's
+              values around there are thresholds
+    weigh     one read of the row: how much reaches each of 16 thresholds. Two of them are the next bracket
+    collect   what lies inside the bracket; if it fits into the buffer, the rest happens in registers
+
+A sample tells of ranks, not of values, so these few reads are enough for every kind of row; a value that many ties have
+is one of the sample, and the bracket is open on both sides. Where a sample misleads all the same, thresholds cut the
+bracket's list of all float32 numbers into 17 equal parts, eight times at most. Sums have one fixed order: a row's floor
+is the same in every batch.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ BLOCKS_AT_ONCE = tl.constexpr(16)  # 4,096 logits
 LANES = tl.constexpr(BLOCKS_AT_ONCE * BLOCK)
 CAPACITY, FEW = 4096, 512  # candidates that are settled in registers, and those of nearly every row
 FIRST_GUESS = 64  # top-p first looks at what reaches the 64th largest block
+SAMPLE, COMPARED_AT_ONCE = tl.constexpr(512), tl.constexpr(32)
+THRESHOLDS = tl.constexpr(16)  # weighed in one read
+WEIGHED_AT_ONCE = tl.constexpr(1024)
 
 
 class FloorScratch(NamedTuple):
@@ -81,7 +87,6 @@ def find_floors(
         capacity=capacity,
         few=min(FEW, capacity),
         first_guess=min(FIRST_GUESS, num_blocks),
-        second_guess=num_blocks - num_blocks // 8,
         num_warps=8,
     )
 
@@ -136,7 +141,7 @@ def _weights(x: tl.tensor, largest: tl.tensor, temperature: tl.tensor, by_mass: 
 
 
 @triton.jit
-def _weigh(
+def _collect(
     logits: tl.tensor,
     listed: tl.tensor,
     candidates: tl.tensor,
@@ -144,23 +149,20 @@ def _weigh(
     largest: tl.tensor,
     temperature: tl.tensor,
     low: tl.tensor,
-    guess: tl.tensor,
-    top: tl.tensor,
-    looks_below: tl.tensor,
+    ceiling: tl.tensor,
+    takes_low: tl.tensor,
     by_mass: tl.constexpr,
     vocab_size: tl.constexpr,
     num_blocks: tl.constexpr,
     width: tl.constexpr,
     capacity: tl.constexpr,
 ) -> tl.tensor:
-    """One pass over what reaches the guess, or, looking below, over what reaches low.
+    """Of low < x < ceiling (low <= x, if it takes low): weight, count (the first `capacity` are collected), smallest.
 
-    Returns of guess <= x <= top: weight, count (the first `capacity` are collected), smallest. Of low <= x < guess:
-    largest; and, where the pass looked below, count and smallest of the finite ones.
+    Reads only blocks whose largest logit is inside, or above.
     """
     blocks = tl.arange(0, width)
-    exists = blocks < num_blocks
-    is_read = exists & (tops >= tl.where(looks_below, low, guess))
+    is_read = (blocks < num_blocks) & (tops >= low)
     num_read = tl.sum(is_read.to(tl.int32), axis=0)
     # What other threads of this program write or still read: memory is shared only across a barrier.
     tl.debug_barrier()
@@ -170,35 +172,111 @@ def _weigh(
     lanes = tl.arange(0, LANES)
     weight = tl.zeros((LANES,), tl.float32)
     smallest = tl.full((LANES,), float("inf"), tl.float32)
-    largest_below = tl.full((LANES,), float("-inf"), tl.float32)
-    smallest_below = tl.full((LANES,), float("inf"), tl.float32)
-    below = tl.zeros((LANES,), tl.int32)
     count = 0
     for start in range(0, num_read, BLOCKS_AT_ONCE):
         entry = start + lanes // BLOCK
         ids = tl.load(listed + entry, mask=entry < num_read, other=num_blocks) * BLOCK + lanes % BLOCK
         is_id = ids < vocab_size
         x = tl.load(logits + ids, mask=is_id, other=float("-inf"))
-        is_high = is_id & (x >= guess) & (x <= top)
-        weight += tl.where(is_high, _weights(x, largest, temperature, by_mass), 0.0)
-        smallest = tl.minimum(smallest, tl.where(is_high, x, float("inf")))
-        target = count + tl.cumsum(is_high.to(tl.int32), axis=0) - 1
-        tl.store(candidates + target, x, mask=is_high & (target < capacity))
-        count += tl.sum(is_high.to(tl.int32), axis=0)
-        is_below = (x < guess) & (x >= low) & (x > float("-inf"))
-        below += is_below.to(tl.int32)
-        largest_below = tl.maximum(largest_below, tl.where(is_below, x, float("-inf")))
-        smallest_below = tl.minimum(smallest_below, tl.where(is_below, x, float("inf")))
+        is_in = is_id & (x < ceiling) & ((x > low) | (takes_low & (x == low)))
+        weight += tl.where(is_in, _weights(x, largest, temperature, by_mass), 0.0)
+        smallest = tl.minimum(smallest, tl.where(is_in, x, float("inf")))
+        target = count + tl.cumsum(is_in.to(tl.int32), axis=0) - 1
+        tl.store(candidates + target, x, mask=is_in & (target < capacity))
+        count += tl.sum(is_in.to(tl.int32), axis=0)
     tl.debug_barrier()
-    unread = tl.max(tl.where(exists & ~is_read & (tops >= low), tops, float("-inf")), axis=0)
-    return (
-        tl.sum(weight, axis=0),
-        count,
-        tl.min(smallest, axis=0),
-        tl.maximum(unread, tl.max(largest_below, axis=0)),
-        tl.sum(below, axis=0),
-        tl.min(smallest_below, axis=0),
-    )
+    return tl.sum(weight, axis=0), count, tl.min(smallest, axis=0)
+
+
+@triton.jit
+def _settle(
+    candidates: tl.tensor,
+    count: tl.tensor,
+    largest: tl.tensor,
+    temperature: tl.tensor,
+    low: tl.tensor,
+    above: tl.tensor,
+    wanted: tl.tensor,
+    by_mass: tl.constexpr,
+    size: tl.constexpr,
+) -> tl.tensor:
+    """The largest of the collected that, with all larger ones, weighs enough; low, if none of them does."""
+    lanes = tl.arange(0, size)
+    x = tl.load(candidates + lanes, mask=lanes < count, other=float("-inf"))
+    weights = tl.where(lanes < count, _weights(x, largest, temperature, by_mass), 0.0)
+    top = tl.max(x, axis=0)
+    if above + tl.sum(weights, axis=0) >= wanted:
+        low = _select(x, weights, tl.min(tl.where(lanes < count, x, float("inf")), axis=0), top, above, wanted)
+    return low
+
+
+@triton.jit
+def _sampled_thresholds(
+    logits: tl.tensor,
+    largest: tl.tensor,
+    temperature: tl.tensor,
+    low: tl.tensor,
+    ceiling: tl.tensor,
+    above: tl.tensor,
+    wanted: tl.tensor,
+    by_mass: tl.constexpr,
+    vocab_size: tl.constexpr,
+) -> tl.tensor:
+    """Values of a sample around where the floor would be in it, closest together there."""
+    stride: tl.constexpr = (vocab_size + SAMPLE - 1) // SAMPLE
+    places = tl.arange(0, SAMPLE)
+    x = tl.load(logits + places * stride, mask=places * stride < vocab_size, other=float("-inf"))
+    weights = tl.where((x < ceiling) & (x > float("-inf")), _weights(x, largest, temperature, by_mass), 0.0)
+    # Of each, how many of the sample are larger, or equal and earlier, and what these weigh: it is small enough to
+    # compare each with each.
+    rank = tl.zeros((SAMPLE,), tl.int32)
+    reached = weights
+    for start in range(0, SAMPLE, COMPARED_AT_ONCE):
+        others = start + tl.arange(0, COMPARED_AT_ONCE)
+        y = tl.load(logits + others * stride, mask=others * stride < vocab_size, other=float("-inf"))
+        y_weights = tl.where((y < ceiling) & (y > float("-inf")), _weights(y, largest, temperature, by_mass), 0.0)
+        is_ahead = (y[None, :] > x[:, None]) | ((y[None, :] == x[:, None]) & (others[None, :] < places[:, None]))
+        rank += tl.sum(is_ahead.to(tl.int32), axis=1)
+        reached += tl.sum(tl.where(is_ahead, y_weights[None, :], 0.0), axis=1)
+    crossing = tl.sum((above + stride * reached < wanted).to(tl.int32), axis=0)
+    # Ranks -36, -28, …, -3, -1, 1, 3, …, 28, 36 from there: each gap is one wider than the one before it.
+    number = tl.arange(0, THRESHOLDS)
+    side = tl.where(number < THRESHOLDS // 2, THRESHOLDS // 2 - number, number - THRESHOLDS // 2 + 1)
+    away = side * (side + 1) // 2
+    index = crossing + tl.where(number < THRESHOLDS // 2, -away, away)
+    values = tl.max(tl.where(index[:, None] == rank[None, :], x[None, :], float("-inf")), axis=1)
+    return tl.where(index < 0, ceiling, tl.where(index >= SAMPLE, low, values))
+
+
+@triton.jit
+def _even_thresholds(low: tl.tensor, ceiling: tl.tensor) -> tl.tensor:
+    """That cut the list of all float32 numbers between low and ceiling into equal parts."""
+    first, last = _index_of(low), _index_of(ceiling)
+    return _float_at(first + (last - first) * (tl.arange(0, THRESHOLDS) + 1) // (THRESHOLDS + 1))
+
+
+@triton.jit
+def _weigh(
+    logits: tl.tensor,
+    thresholds: tl.tensor,
+    largest: tl.tensor,
+    temperature: tl.tensor,
+    ceiling: tl.tensor,
+    by_mass: tl.constexpr,
+    vocab_size: tl.constexpr,
+) -> tl.tensor:
+    """How much of the row below the ceiling reaches each threshold: (THRESHOLDS,)."""
+    lanes = tl.arange(0, WEIGHED_AT_ONCE)
+    reached = tl.zeros((THRESHOLDS, WEIGHED_AT_ONCE), tl.float32)
+    x = tl.load(logits + lanes, mask=lanes < vocab_size, other=float("-inf"))
+    for start in range(0, vocab_size, WEIGHED_AT_ONCE):
+        # Asked for before it is needed: memory answers while this part is weighed.
+        ids = start + WEIGHED_AT_ONCE + lanes
+        following = tl.load(logits + ids, mask=ids < vocab_size, other=float("-inf"))
+        weights = tl.where(x < ceiling, _weights(x, largest, temperature, by_mass), 0.0)
+        reached += tl.where(x[None, :] >= thresholds[:, None], weights[None, :], 0.0)
+        x = following
+    return tl.sum(reached, axis=1)
 
 
 @triton.jit
@@ -211,7 +289,6 @@ def _search(
     temperature: tl.tensor,
     low: tl.tensor,
     guess: tl.tensor,
-    next_guess: tl.tensor,
     wanted: tl.tensor,
     by_mass: tl.constexpr,
     vocab_size: tl.constexpr,
@@ -221,46 +298,44 @@ def _search(
     few: tl.constexpr,
 ) -> tl.tensor:
     """The largest value of the row from low on that, with all larger ones, weighs `wanted`; else low."""
-    top = largest
+    ceiling = float("inf")
     above = 0.0
+    weight, count, smallest = _collect(
+        logits, listed, candidates, tops, largest, temperature, guess, ceiling, True,
+        by_mass, vocab_size, num_blocks, width, capacity,
+    )  # fmt: skip
+    is_enough = weight >= wanted
+    low = tl.where(is_enough, smallest, low)
+    ceiling = tl.where(is_enough, ceiling, guess)
+    above = tl.where(is_enough, above, weight)
+    searching = (count > capacity) | (weight < wanted)
+    if is_enough & (count <= few):
+        low = _settle(candidates, count, largest, temperature, low, above, wanted, by_mass, few)
+    elif is_enough & (count <= capacity):
+        low = _settle(candidates, count, largest, temperature, low, above, wanted, by_mass, capacity)
     turn = 0
-    looks_below = False
-    searching = True
     while searching:
-        weight, count, smallest, largest_below, below, smallest_below = _weigh(
-            logits, listed, candidates, tops, largest, temperature, low, guess, top, looks_below,
+        if turn == 0:
+            thresholds = _sampled_thresholds(
+                logits, largest, temperature, low, ceiling, above, wanted, by_mass, vocab_size
+            )
+        else:
+            thresholds = _even_thresholds(low, ceiling)
+        reached = above + _weigh(logits, thresholds, largest, temperature, ceiling, by_mass, vocab_size)
+        is_enough_there = reached >= wanted
+        low = tl.maximum(low, tl.max(tl.where(is_enough_there, thresholds, float("-inf")), axis=0))
+        is_short = (reached < wanted) & (thresholds > low) & (thresholds < ceiling)
+        ceiling = tl.minimum(ceiling, tl.min(tl.where(is_short, thresholds, float("inf")), axis=0))
+        above = tl.maximum(above, tl.max(tl.where(is_short & (thresholds == ceiling), reached, 0.0), axis=0))
+        weight, count, smallest = _collect(
+            logits, listed, candidates, tops, largest, temperature, low, ceiling, False,
             by_mass, vocab_size, num_blocks, width, capacity,
         )  # fmt: skip
-        fits = False
-        if above + weight >= wanted:
-            low = smallest
-            if count <= few:
-                lanes = tl.arange(0, few)
-                x = tl.load(candidates + lanes, mask=lanes < count, other=float("-inf"))
-                weights = tl.where(lanes < count, _weights(x, largest, temperature, by_mass), 0.0)
-                low = _select(x, weights, low, top, above, wanted)
-                top = low
-            elif count <= capacity:
-                lanes = tl.arange(0, capacity)
-                x = tl.load(candidates + lanes, mask=lanes < count, other=float("-inf"))
-                weights = tl.where(lanes < count, _weights(x, largest, temperature, by_mass), 0.0)
-                low = _select(x, weights, low, top, above, wanted)
-                top = low
-        else:
-            above += weight
-            top = largest_below
-            if looks_below:
-                low = tl.where(below > 0, smallest_below, low)
-                fits = below <= capacity
-        searching = low < top
-        if searching:
-            if fits:
-                guess = low  # all that is left can be collected
-            elif (turn == 0) & (next_guess > low) & (next_guess <= top):
-                guess = next_guess
-            else:
-                guess = _middle(low, top, turn)
-                looks_below = True
+        if count <= few:
+            low = _settle(candidates, count, largest, temperature, low, above, wanted, by_mass, few)
+        elif count <= capacity:
+            low = _settle(candidates, count, largest, temperature, low, above, wanted, by_mass, capacity)
+        searching = (count > capacity) & (_index_of(ceiling) - _index_of(low) > 1)
         turn += 1
     return low
 
@@ -284,7 +359,6 @@ def _find_floors(
     capacity: tl.constexpr,
     few: tl.constexpr,
     first_guess: tl.constexpr,
-    second_guess: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     logits += row * logits_stride
@@ -308,24 +382,22 @@ def _find_floors(
             wanted = tl.minimum(k, num_blocks).to(tl.float32)
             guess = _select(tops, ones, lowest_top, largest, 0.0, wanted)
             floor = _search(
-                logits, listed, candidates, tops, largest, temperature, floor, guess, floor, k.to(tl.float32),
+                logits, listed, candidates, tops, largest, temperature, floor, guess, k.to(tl.float32),
                 False, vocab_size, num_blocks, width, capacity, few,
             )  # fmt: skip
         if p < 1.0:
             if narrows:
-                total, _, _, _, _, _ = _weigh(
-                    logits, listed, candidates, tops, largest, temperature, floor, floor, largest, False,
+                total, _, _ = _collect(
+                    logits, listed, candidates, tops, largest, temperature, floor, float("inf"), True,
                     True, vocab_size, num_blocks, width, capacity,
                 )  # fmt: skip
                 guess = floor
-                next_guess = floor
             else:
                 sums = tl.load(block_sums + row * num_blocks + blocks, mask=exists, other=0.0)
                 total = tl.sum(tl.where(exists, tl.exp(scaled(tops, largest, temperature)) * sums, 0.0), axis=0)
                 guess = _select(tops, ones, lowest_top, largest, 0.0, first_guess)
-                next_guess = _select(tops, ones, lowest_top, largest, 0.0, second_guess)
             floor = _search(
-                logits, listed, candidates, tops, largest, temperature, floor, guess, next_guess, p * total,
+                logits, listed, candidates, tops, largest, temperature, floor, guess, p * total,
                 True, vocab_size, num_blocks, width, capacity, few,
             )  # fmt: skip
         if smallest_share > 0.0:

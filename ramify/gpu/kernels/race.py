@@ -53,6 +53,10 @@ class BlockScores(NamedTuple):
         floats = [torch.empty(shape, dtype=torch.float32, device=device) for _ in range(3)]
         return cls(floats[0], torch.empty(shape, dtype=torch.int32, device=device), floats[1], floats[2])
 
+    def of(self, rows: int) -> BlockScores:
+        """The first so many rows."""
+        return BlockScores(*(part[:rows] for part in self))
+
 
 class KeyWords(NamedTuple):
     """What names each row's noise: (R,) int32 or int64 each, 32-bit words as `NoiseKeys.of` makes them."""
@@ -198,6 +202,35 @@ def scaled(x: tl.tensor, largest: tl.tensor, temperature: tl.tensor) -> tl.tenso
 
 
 @triton.jit
+def store_scores(
+    x: tl.tensor,
+    ids: tl.tensor,
+    temperature: tl.tensor,
+    blocks: tl.tensor,
+    row: tl.tensor,
+    largest: tl.tensor,
+    largest_ids: tl.tensor,
+    raw_sums: tl.tensor,
+    sums: tl.tensor,
+    vocab_size: tl.constexpr,
+    num_blocks: tl.constexpr,
+) -> None:
+    """The block scores of some blocks of a row: their logits x and ids are (blocks, BLOCK)."""
+    top = tl.max(x, axis=1)
+    top_id = tl.min(tl.where(x == top[:, None], ids, vocab_size - 1), axis=1)
+    # A block of nothing but minus infinity is empty: its sums are 0, not NaN.
+    base = tl.where(top == float("-inf"), 0.0, top)[:, None]
+    raw_sum = tl.sum(tl.exp(x - base), axis=1)
+    kept_sum = tl.sum(tl.exp(scaled(x, base, temperature)), axis=1)
+    target = row * num_blocks + blocks
+    inside = blocks < num_blocks
+    tl.store(largest + target, top, mask=inside)
+    tl.store(largest_ids + target, top_id, mask=inside)
+    tl.store(raw_sums + target, raw_sum, mask=inside)
+    tl.store(sums + target, kept_sum, mask=inside)
+
+
+@triton.jit
 def _score_blocks(
     logits: tl.tensor,
     temperatures: tl.tensor,
@@ -213,19 +246,10 @@ def _score_blocks(
     blocks = tl.program_id(1) * BLOCKS_AT_ONCE + tl.arange(0, BLOCKS_AT_ONCE)
     ids = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     x = tl.load(logits + row * logits_stride + ids, mask=ids < vocab_size, other=float("-inf"))
-    top = tl.max(x, axis=1)
-    top_id = tl.min(tl.where(x == top[:, None], ids, vocab_size - 1), axis=1)
-    # A block of nothing but minus infinity is empty: its sums are 0, not NaN.
-    base = tl.where(top == float("-inf"), 0.0, top)[:, None]
-    raw_sum = tl.sum(tl.exp(x - base), axis=1)
     temperature = tl.load(temperatures + row)
-    kept_sum = tl.sum(tl.exp(scaled(x, base, temperature)), axis=1)
-    target = row * num_blocks + blocks
-    inside = blocks < num_blocks
-    tl.store(largest + target, top, mask=inside)
-    tl.store(largest_ids + target, top_id, mask=inside)
-    tl.store(raw_sums + target, raw_sum, mask=inside)
-    tl.store(sums + target, kept_sum, mask=inside)
+    store_scores(
+        x, ids, temperature, blocks, row, largest, largest_ids, raw_sums, sums, vocab_size, num_blocks
+    )  # fmt: skip
 
 
 @triton.jit
