@@ -33,6 +33,8 @@ from pair_report import Measured, measured, table  # type: ignore[import-not-fou
 
 from ramify import LLM, OptimalSampling, RequestOutput
 
+LONGEST = {"7B": 17_408, "llama1B": 4_096, "llama8B": 4_096}  # contexts that workloads of these models need
+
 
 def engine(model: str, folder: Path, *, rehearse: bool = False) -> LLM | OptimalSampling:
     shapes = model.split("+")
@@ -45,7 +47,7 @@ def engine(model: str, folder: Path, *, rehearse: bool = False) -> LLM | Optimal
     options: dict[str, Any] = {
         "load_format": "dummy",
         "max_num_seqs": 512,
-        "max_model_len": 2_048 if rehearse else 17_408 if model == "7B" else 9_216,
+        "max_model_len": 2_048 if rehearse else LONGEST.get(model, 9_216),
         "gpu_memory_utilization": 0.85,
     }
     if rehearse:
@@ -129,6 +131,10 @@ def main(arguments: list[str] | None = None) -> None:
             del llm
             gc.collect()
             torch.cuda.empty_cache()
+    for workload in workloads:
+        if workload.twin in results:
+            ratio = results[workload.name].tokens_per_second / results[workload.twin].tokens_per_second
+            print(f"{workload.name}: {ratio:.2f} of {workload.twin} (goal {workload.share})", flush=True)
     pairs = [workload for workload in workloads if workload.model == PAIR]
     if pairs:
         print(table(pairs, results), flush=True)

@@ -20,6 +20,22 @@ COMMON: dict[str, Any] = {
     "eos_token_id": 151_645,
 }
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128_256,
+    "rope_theta": 500_000,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 128_000,
+    "eos_token_id": 128_001,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "0.6B": {
         "architectures": ["Qwen3ForCausalLM"],
@@ -59,6 +75,25 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+SHAPES["llama1B"] = {
+    **LLAMA,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+}
+SHAPES["llama8B"] = {
+    **LLAMA,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": False,
+}
 # Put into any of these shapes, it makes a model that runs anywhere in no time: to see that a benchmark works.
 REHEARSAL: dict[str, Any] = {
     "vocab_size": 512,
@@ -94,6 +129,8 @@ class GpuWorkload:
     goal: float | None
     then: float | None
     largest_id: int = 150_000
+    twin: str | None = None  # the same without the control, in the same run, and the share of its speed that is wanted
+    share: float = 0.9
 
     def requests(self) -> tuple[list[list[int]], list[SamplingParams]]:
         numbers = random.Random(0)
@@ -125,6 +162,25 @@ class GpuWorkload:
         )
 
 
+def _llama(
+    name: str,
+    model: str,
+    asked: tuple[int, tuple[int, int], int, tuple[int, int]],
+    params: dict[str, Any],
+    *,
+    vllm: float | None = None,
+    goal: float | None = None,
+    twin: str | None = None,
+    share: float = 0.9,
+) -> GpuWorkload:
+    """asked: prompts, their lengths, samples of each, lengths of outputs."""
+    return GpuWorkload(name, model, *asked, params, vllm, None, goal, goal, largest_id=128_000, twin=twin, share=share)
+
+
+_CHATS = (256, (100, 200), 1, (128, 128))
+_PENALTIES = {"temperature": 0.8, "repetition_penalty": 1.1, "presence_penalty": 0.2}
+_BIAS = {"temperature": 0.8, "min_p": 0.05, "logit_bias": dict.fromkeys(range(200, 2200, 100), 2.0)}
+_BEAMS = {"strategy": "beam_search", "beam_width": 8}
 _FILTERS = {"temperature": 0.8, "top_k": 50, "top_p": 0.9}
 _W = GpuWorkload
 PAIR = "3B+1.5B"
@@ -160,5 +216,24 @@ WORKLOADS = {
         _W("optimal16x512", PAIR, 16, (128, 128), 1, (512, 512), {"temperature": 0.8}, None, None, None, None),
         _W("optimal16x1024", PAIR, 16, (128, 128), 1, (1024, 1024), {"temperature": 0.8}, None, None, None, None),
         _W("fan1x256@16k7b", "7B", 1, (16_384, 16_384), 256, (128, 128), {}, 4_700, 16_900, 9_500, 13_000),
+        _llama("chats256", "llama1B", _CHATS, {"temperature": 0.8}),
+        _llama("penalties256", "llama1B", _CHATS, _PENALTIES, vllm=27_600, twin="chats256"),
+        _llama("bias256", "llama1B", _CHATS, _BIAS, vllm=29_000, twin="chats256"),
+        _llama("plain512", "llama1B", (512, (128, 128), 1, (128, 128)), {}),
+        _llama("topp512", "llama1B", (512, (128, 128), 1, (128, 128)), {"top_p": 0.95}, twin="plain512"),
+        _llama("burst1000", "llama1B", (1000, (50, 1500), 1, (32, 400)), {"top_p": 0.95}, vllm=23_200, goal=32_500),
+        _llama("roll32x16", "llama1B", (32, (200, 300), 16, (512, 512)), {"logprobs": 1}, vllm=23_500, goal=100_000),
+        _llama("fan8x8@512", "llama1B", (8, (512, 512), 8, (64, 64)), {}),
+        _llama("beam64", "llama1B", (8, (512, 512), 8, (64, 64)), _BEAMS, goal=25_000, twin="fan8x8@512", share=0.5),
+        _llama(
+            "chat64",
+            "llama8B",
+            (64, (400, 600), 1, (256, 256)),
+            {"temperature": 0.7, "top_p": 0.9},
+            vllm=6_550,
+            goal=7_600,
+        ),
+        _llama("one8b", "llama8B", (1, (500, 500), 1, (256, 256)), {}, vllm=202, goal=245),
+        _llama("votes4x64", "llama8B", (4, (1500, 2500), 64, (256, 256)), {"top_p": 0.95}, vllm=11_600, goal=21_000),
     )
 }
