@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.gpu.kernels.race import BLOCK, BlockScores, scaled, width_of
+from ramify.gpu.kernels.race import BLOCK, COLDEST, BlockScores, scaled, width_of
 
 BLOCKS_AT_ONCE = tl.constexpr(16)  # 4,096 logits
 LANES = tl.constexpr(BLOCKS_AT_ONCE * BLOCK)
@@ -134,9 +134,10 @@ def _select(
 
 
 @triton.jit
-def _weights(x: tl.tensor, largest: tl.tensor, temperature: tl.tensor, by_mass: tl.constexpr) -> tl.tensor:
+def _weights(x: tl.tensor, largest: tl.tensor, rate: tl.tensor, by_mass: tl.constexpr) -> tl.tensor:
+    """rate: one over the temperature. Rounded otherwise than a division, by less than a sum is."""
     if by_mass:
-        return tl.exp(scaled(x, largest, temperature))
+        return tl.exp((x - largest) * rate)
     return tl.full(x.shape, 1.0, tl.float32)
 
 
@@ -147,7 +148,7 @@ def _collect(
     candidates: tl.tensor,
     tops: tl.tensor,
     largest: tl.tensor,
-    temperature: tl.tensor,
+    rate: tl.tensor,
     low: tl.tensor,
     ceiling: tl.tensor,
     takes_low: tl.tensor,
@@ -157,7 +158,7 @@ def _collect(
     width: tl.constexpr,
     capacity: tl.constexpr,
 ) -> tl.tensor:
-    """Of low < x < ceiling (low <= x, if it takes low): weight, count (the first `capacity` are collected), smallest.
+    """Of low < x < ceiling (low <= x, if it takes low): weight, count, smallest; up to `capacity` are collected.
 
     Reads only blocks whose largest logit is inside, or above.
     """
@@ -172,18 +173,29 @@ def _collect(
     lanes = tl.arange(0, LANES)
     weight = tl.zeros((LANES,), tl.float32)
     smallest = tl.full((LANES,), float("inf"), tl.float32)
-    count = 0
+    counts = tl.zeros((LANES,), tl.int32)
     for start in range(0, num_read, BLOCKS_AT_ONCE):
         entry = start + lanes // BLOCK
         ids = tl.load(listed + entry, mask=entry < num_read, other=num_blocks) * BLOCK + lanes % BLOCK
         is_id = ids < vocab_size
         x = tl.load(logits + ids, mask=is_id, other=float("-inf"))
         is_in = is_id & (x < ceiling) & ((x > low) | (takes_low & (x == low)))
-        weight += tl.where(is_in, _weights(x, largest, temperature, by_mass), 0.0)
+        weight += tl.where(is_in, _weights(x, largest, rate, by_mass), 0.0)
         smallest = tl.minimum(smallest, tl.where(is_in, x, float("inf")))
-        target = count + tl.cumsum(is_in.to(tl.int32), axis=0) - 1
-        tl.store(candidates + target, x, mask=is_in & (target < capacity))
-        count += tl.sum(is_in.to(tl.int32), axis=0)
+        counts += is_in.to(tl.int32)
+    count = tl.sum(counts, axis=0)
+    if count <= capacity:
+        # Each lane's go behind those of the lanes before it. They are read again, which is quicker than finding
+        # every part's places among all lanes on the way.
+        target = tl.cumsum(counts, axis=0) - counts
+        for start in range(0, num_read, BLOCKS_AT_ONCE):
+            entry = start + lanes // BLOCK
+            ids = tl.load(listed + entry, mask=entry < num_read, other=num_blocks) * BLOCK + lanes % BLOCK
+            is_id = ids < vocab_size
+            x = tl.load(logits + ids, mask=is_id, other=float("-inf"))
+            is_in = is_id & (x < ceiling) & ((x > low) | (takes_low & (x == low)))
+            tl.store(candidates + target, x, mask=is_in)
+            target += is_in.to(tl.int32)
     tl.debug_barrier()
     return tl.sum(weight, axis=0), count, tl.min(smallest, axis=0)
 
@@ -193,7 +205,7 @@ def _settle(
     candidates: tl.tensor,
     count: tl.tensor,
     largest: tl.tensor,
-    temperature: tl.tensor,
+    rate: tl.tensor,
     low: tl.tensor,
     above: tl.tensor,
     wanted: tl.tensor,
@@ -203,7 +215,7 @@ def _settle(
     """The largest of the collected that, with all larger ones, weighs enough; low, if none of them does."""
     lanes = tl.arange(0, size)
     x = tl.load(candidates + lanes, mask=lanes < count, other=float("-inf"))
-    weights = tl.where(lanes < count, _weights(x, largest, temperature, by_mass), 0.0)
+    weights = tl.where(lanes < count, _weights(x, largest, rate, by_mass), 0.0)
     top = tl.max(x, axis=0)
     if above + tl.sum(weights, axis=0) >= wanted:
         low = _select(x, weights, tl.min(tl.where(lanes < count, x, float("inf")), axis=0), top, above, wanted)
@@ -214,11 +226,12 @@ def _settle(
 def _sampled_thresholds(
     logits: tl.tensor,
     largest: tl.tensor,
-    temperature: tl.tensor,
+    rate: tl.tensor,
     low: tl.tensor,
     ceiling: tl.tensor,
     above: tl.tensor,
     wanted: tl.tensor,
+    total: tl.tensor,
     by_mass: tl.constexpr,
     vocab_size: tl.constexpr,
 ) -> tl.tensor:
@@ -226,7 +239,7 @@ def _sampled_thresholds(
     stride: tl.constexpr = (vocab_size + SAMPLE - 1) // SAMPLE
     places = tl.arange(0, SAMPLE)
     x = tl.load(logits + places * stride, mask=places * stride < vocab_size, other=float("-inf"))
-    weights = tl.where((x < ceiling) & (x > float("-inf")), _weights(x, largest, temperature, by_mass), 0.0)
+    weights = tl.where((x < ceiling) & (x > float("-inf")), _weights(x, largest, rate, by_mass), 0.0)
     # Of each, how many of the sample are larger, or equal and earlier, and what these weigh: it is small enough to
     # compare each with each.
     rank = tl.zeros((SAMPLE,), tl.int32)
@@ -234,11 +247,13 @@ def _sampled_thresholds(
     for start in range(0, SAMPLE, COMPARED_AT_ONCE):
         others = start + tl.arange(0, COMPARED_AT_ONCE)
         y = tl.load(logits + others * stride, mask=others * stride < vocab_size, other=float("-inf"))
-        y_weights = tl.where((y < ceiling) & (y > float("-inf")), _weights(y, largest, temperature, by_mass), 0.0)
+        y_weights = tl.where((y < ceiling) & (y > float("-inf")), _weights(y, largest, rate, by_mass), 0.0)
         is_ahead = (y[None, :] > x[:, None]) | ((y[None, :] == x[:, None]) & (others[None, :] < places[:, None]))
         rank += tl.sum(is_ahead.to(tl.int32), axis=1)
         reached += tl.sum(tl.where(is_ahead, y_weights[None, :], 0.0), axis=1)
-    crossing = tl.sum((above + stride * reached < wanted).to(tl.int32), axis=0)
+    # As shares of what is below the ceiling: a sample that has drawn too many of the heaviest errs in both alike.
+    share = (wanted - above) / (total - above)
+    crossing = tl.sum((reached < share * tl.sum(weights, axis=0)).to(tl.int32), axis=0)
     # Ranks -36, -28, …, -3, -1, 1, 3, …, 28, 36 from there: each gap is one wider than the one before it.
     number = tl.arange(0, THRESHOLDS)
     side = tl.where(number < THRESHOLDS // 2, THRESHOLDS // 2 - number, number - THRESHOLDS // 2 + 1)
@@ -260,7 +275,7 @@ def _weigh(
     logits: tl.tensor,
     thresholds: tl.tensor,
     largest: tl.tensor,
-    temperature: tl.tensor,
+    rate: tl.tensor,
     ceiling: tl.tensor,
     by_mass: tl.constexpr,
     vocab_size: tl.constexpr,
@@ -273,7 +288,7 @@ def _weigh(
         # Asked for before it is needed: memory answers while this part is weighed.
         ids = start + WEIGHED_AT_ONCE + lanes
         following = tl.load(logits + ids, mask=ids < vocab_size, other=float("-inf"))
-        weights = tl.where(x < ceiling, _weights(x, largest, temperature, by_mass), 0.0)
+        weights = tl.where(x < ceiling, _weights(x, largest, rate, by_mass), 0.0)
         reached += tl.where(x[None, :] >= thresholds[:, None], weights[None, :], 0.0)
         x = following
     return tl.sum(reached, axis=1)
@@ -286,10 +301,11 @@ def _search(
     candidates: tl.tensor,
     tops: tl.tensor,
     largest: tl.tensor,
-    temperature: tl.tensor,
+    rate: tl.tensor,
     low: tl.tensor,
     guess: tl.tensor,
     wanted: tl.tensor,
+    total: tl.tensor,
     by_mass: tl.constexpr,
     vocab_size: tl.constexpr,
     num_blocks: tl.constexpr,
@@ -301,7 +317,7 @@ def _search(
     ceiling = float("inf")
     above = 0.0
     weight, count, smallest = _collect(
-        logits, listed, candidates, tops, largest, temperature, guess, ceiling, True,
+        logits, listed, candidates, tops, largest, rate, guess, ceiling, True,
         by_mass, vocab_size, num_blocks, width, capacity,
     )  # fmt: skip
     is_enough = weight >= wanted
@@ -310,31 +326,31 @@ def _search(
     above = tl.where(is_enough, above, weight)
     searching = (count > capacity) | (weight < wanted)
     if is_enough & (count <= few):
-        low = _settle(candidates, count, largest, temperature, low, above, wanted, by_mass, few)
+        low = _settle(candidates, count, largest, rate, low, above, wanted, by_mass, few)
     elif is_enough & (count <= capacity):
-        low = _settle(candidates, count, largest, temperature, low, above, wanted, by_mass, capacity)
+        low = _settle(candidates, count, largest, rate, low, above, wanted, by_mass, capacity)
     turn = 0
     while searching:
         if turn == 0:
             thresholds = _sampled_thresholds(
-                logits, largest, temperature, low, ceiling, above, wanted, by_mass, vocab_size
+                logits, largest, rate, low, ceiling, above, wanted, total, by_mass, vocab_size
             )
         else:
             thresholds = _even_thresholds(low, ceiling)
-        reached = above + _weigh(logits, thresholds, largest, temperature, ceiling, by_mass, vocab_size)
+        reached = above + _weigh(logits, thresholds, largest, rate, ceiling, by_mass, vocab_size)
         is_enough_there = reached >= wanted
         low = tl.maximum(low, tl.max(tl.where(is_enough_there, thresholds, float("-inf")), axis=0))
         is_short = (reached < wanted) & (thresholds > low) & (thresholds < ceiling)
         ceiling = tl.minimum(ceiling, tl.min(tl.where(is_short, thresholds, float("inf")), axis=0))
         above = tl.maximum(above, tl.max(tl.where(is_short & (thresholds == ceiling), reached, 0.0), axis=0))
         weight, count, smallest = _collect(
-            logits, listed, candidates, tops, largest, temperature, low, ceiling, False,
+            logits, listed, candidates, tops, largest, rate, low, ceiling, False,
             by_mass, vocab_size, num_blocks, width, capacity,
         )  # fmt: skip
         if count <= few:
-            low = _settle(candidates, count, largest, temperature, low, above, wanted, by_mass, few)
+            low = _settle(candidates, count, largest, rate, low, above, wanted, by_mass, few)
         elif count <= capacity:
-            low = _settle(candidates, count, largest, temperature, low, above, wanted, by_mass, capacity)
+            low = _settle(candidates, count, largest, rate, low, above, wanted, by_mass, capacity)
         searching = (count > capacity) & (_index_of(ceiling) - _index_of(low) > 1)
         turn += 1
     return low
@@ -372,6 +388,7 @@ def _find_floors(
     k = tl.load(top_k + row)
     p = tl.load(top_p + row)
     smallest_share = tl.load(min_p + row)
+    rate = 1.0 / tl.maximum(temperature, COLDEST)
     floor = float("-inf")
     # NaN fails every comparison: such rows have no floor.
     if (temperature > 0) & (largest > float("-inf")) & (largest < float("inf")):
@@ -382,13 +399,13 @@ def _find_floors(
             wanted = tl.minimum(k, num_blocks).to(tl.float32)
             guess = _select(tops, ones, lowest_top, largest, 0.0, wanted)
             floor = _search(
-                logits, listed, candidates, tops, largest, temperature, floor, guess, k.to(tl.float32),
+                logits, listed, candidates, tops, largest, rate, floor, guess, k.to(tl.float32), vocab_size * 1.0,
                 False, vocab_size, num_blocks, width, capacity, few,
             )  # fmt: skip
         if p < 1.0:
             if narrows:
                 total, _, _ = _collect(
-                    logits, listed, candidates, tops, largest, temperature, floor, float("inf"), True,
+                    logits, listed, candidates, tops, largest, rate, floor, float("inf"), True,
                     True, vocab_size, num_blocks, width, capacity,
                 )  # fmt: skip
                 guess = floor
@@ -397,7 +414,7 @@ def _find_floors(
                 total = tl.sum(tl.where(exists, tl.exp(scaled(tops, largest, temperature)) * sums, 0.0), axis=0)
                 guess = _select(tops, ones, lowest_top, largest, 0.0, first_guess)
             floor = _search(
-                logits, listed, candidates, tops, largest, temperature, floor, guess, p * total,
+                logits, listed, candidates, tops, largest, rate, floor, guess, p * total, total,
                 True, vocab_size, num_blocks, width, capacity, few,
             )  # fmt: skip
         if smallest_share > 0.0:
