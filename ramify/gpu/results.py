@@ -131,10 +131,12 @@ class Results:
         return told
 
     def _read_candidates(self, index: NDArray[np.int64], draws: Sequence[Draw]) -> dict[int, list[Expansion]]:
+        counts = [draw.demands.num_candidates for draw in draws]
+        asked = [number for number, count in enumerate(counts) if count]
+        rows, most = index[asked], max(counts)
+        columns = (part.numpy()[rows, :most].tolist() for part in self._host.candidates)
         told = {}
-        for number, (draw, row) in enumerate(zip(draws, index.tolist(), strict=True)):
-            count = draw.demands.num_candidates
-            if count:
-                token_ids, weights, logprobs = (part[row, :count].tolist() for part in self._host.candidates)
-                told[number] = list(map(Expansion, token_ids, logprobs, weights))
+        for number, token_ids, weights, logprobs in zip(asked, *columns, strict=True):
+            made = list(map(Expansion, token_ids, logprobs, weights))
+            told[number] = made if counts[number] == most else made[: counts[number]]
         return told

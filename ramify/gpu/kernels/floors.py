@@ -5,17 +5,19 @@ probability for top-p. The search keeps a bracket, and whatever the row, a few r
 
     low ............ ceiling          low and all above it: enough; from the ceiling on: weighed, not enough
 
-    guess     what reaches the k-th (or 64th) largest of the blocks' largest: enough for nearly every row that is drawn
-              from in practice, and only these blocks are read
-    sample    flat rows: among 512 logits, evenly spread over the vocabulary, where would the floor be? The sample's
-              values around there are thresholds
-    weigh     one read of the row: how much reaches each of 16 thresholds. Two of them are the next bracket
-    collect   what lies inside the bracket; if it fits into the buffer, the rest happens in registers
+    begin     what reaches the k-th (or 64th) largest of the blocks' largest: enough for nearly every row that is drawn
+              from in practice, and only these blocks are read. The others, flat rows, stay open:
+    propose   among 512 logits, evenly spread over the vocabulary, where would the floor be? The sample's values around
+              there are 16 thresholds
+    weigh     one read of the row, by several programs: how much reaches each threshold
+    narrow    two of the thresholds are the next bracket; what lies inside is collected and, if it fits into the buffer,
+              settled in registers
+    finish    whoever is open still: thresholds that cut the bracket evenly, until what is left fits
 
 A sample tells of ranks, not of values, so these few reads are enough for every kind of row; a value that many ties have
-is one of the sample, and the bracket is open on both sides. Where a sample misleads all the same, thresholds cut the
-bracket's list of all float32 numbers into 17 equal parts, eight times at most. Sums have one fixed order: a row's floor
-is the same in every batch.
+is one of the sample, and the bracket is open on both sides. Where a sample misleads all the same, `finish` cuts what is
+left of the list of all float32 numbers into 17 equal parts, eight times at most. Sums have one fixed order: a row's
+floor is the same in every batch. Top-k comes first, then top-p among what it left, each by these five launches.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ FIRST_GUESS = 64  # top-p first looks at what reaches the 64th largest block
 SAMPLE, COMPARED_AT_ONCE = tl.constexpr(512), tl.constexpr(32)
 THRESHOLDS = tl.constexpr(16)  # weighed in one read
 WEIGHED_AT_ONCE = tl.constexpr(1024)
+SPLIT = tl.constexpr(32 * 1024)  # logits that one program weighs
+LOW, CEILING, ABOVE, WANTED, TOTAL = map(tl.constexpr, range(5))  # of a bracket
+BRACKET = tl.constexpr(5)
 
 
 class FloorScratch(NamedTuple):
@@ -43,11 +48,22 @@ class FloorScratch(NamedTuple):
 
     blocks: Tensor  # (R, blocks) int32: those that reach into the bracket
     candidates: Tensor  # (R, a power of two) float32
+    brackets: Tensor  # (R, 5) float32: low, ceiling, above, wanted, total
+    is_open: Tensor  # (R,) int32
+    thresholds: Tensor  # (R, 16) float32
+    reached: Tensor  # (R, splits, 16) float32
 
     @classmethod
     def empty(cls, rows: int, vocab_size: int, device: torch.device) -> FloorScratch:
         blocks = torch.empty(rows, triton.cdiv(vocab_size, BLOCK.value), dtype=torch.int32, device=device)
-        return cls(blocks, torch.empty(rows, CAPACITY, device=device))
+        return cls(
+            blocks,
+            torch.empty(rows, CAPACITY, device=device),
+            torch.empty(rows, BRACKET.value, device=device),
+            torch.empty(rows, dtype=torch.int32, device=device),
+            torch.empty(rows, THRESHOLDS.value, device=device),
+            torch.empty(rows, triton.cdiv(vocab_size, SPLIT.value), THRESHOLDS.value, device=device),
+        )
 
 
 def find_floors(
@@ -69,26 +85,34 @@ def find_floors(
     """
     rows, vocab_size = logits.shape
     num_blocks, capacity = scores.largest.shape[1], scratch.candidates.shape[1]
-    _find_floors[(rows,)](
-        logits,
-        temperatures,
-        scores.largest,
-        scores.sums,
-        top_k,
-        top_p,
-        min_p,
-        scratch.blocks,
-        scratch.candidates,
-        floors,
-        logits.stride(0),
-        vocab_size=vocab_size,
-        num_blocks=num_blocks,
-        width=width_of(num_blocks),
-        capacity=capacity,
-        few=min(FEW, capacity),
-        first_guess=min(FIRST_GUESS, num_blocks),
-        num_warps=8,
-    )
+    splits = scratch.reached.shape[1]
+    row_of = (logits, logits.stride(0), temperatures, scores.largest)
+    sizes = {"vocab_size": vocab_size, "num_blocks": num_blocks, "width": width_of(num_blocks)}
+    room = {**sizes, "capacity": capacity, "few": min(FEW, capacity)}
+    for by_mass in (False, True):
+        bracket = (scratch.brackets, scratch.is_open)
+        memory = (scratch.blocks, scratch.candidates)
+        _begin[(rows,)](
+            *row_of,
+            scores.sums,
+            top_k,
+            top_p,
+            *memory,
+            *bracket,
+            by_mass=by_mass,
+            first_guess=min(FIRST_GUESS, num_blocks),
+            **room,
+            num_warps=8,
+        )
+        _propose[(rows,)](*row_of, *bracket, scratch.thresholds, by_mass=by_mass, **sizes, num_warps=4)
+        _weigh_rows[(rows, splits)](
+            *row_of, *bracket, scratch.thresholds, scratch.reached, by_mass=by_mass, **sizes, num_warps=8
+        )
+        _narrow[(rows,)](
+            *row_of, *memory, *bracket, scratch.thresholds, scratch.reached, by_mass=by_mass, splits=splits, **room,
+            num_warps=8,
+        )  # fmt: skip
+        _finish[(rows,)](*row_of, min_p, *memory, *bracket, floors, by_mass=by_mass, **room, num_warps=8)
 
 
 @triton.jit
@@ -248,9 +272,9 @@ def _sampled_thresholds(
         others = start + tl.arange(0, COMPARED_AT_ONCE)
         y = tl.load(logits + others * stride, mask=others * stride < vocab_size, other=float("-inf"))
         y_weights = tl.where((y < ceiling) & (y > float("-inf")), _weights(y, largest, rate, by_mass), 0.0)
-        is_ahead = (y[None, :] > x[:, None]) | ((y[None, :] == x[:, None]) & (others[None, :] < places[:, None]))
-        rank += tl.sum(is_ahead.to(tl.int32), axis=1)
-        reached += tl.sum(tl.where(is_ahead, y_weights[None, :], 0.0), axis=1)
+        is_ahead = (y[:, None] > x[None, :]) | ((y[:, None] == x[None, :]) & (others[:, None] < places[None, :]))
+        rank += tl.sum(is_ahead.to(tl.int32), axis=0)
+        reached += tl.sum(tl.where(is_ahead, y_weights[:, None], 0.0), axis=0)
     # As shares of what is below the ceiling: a sample that has drawn too many of the heaviest errs in both alike.
     share = (wanted - above) / (total - above)
     crossing = tl.sum((reached < share * tl.sum(weights, axis=0)).to(tl.int32), axis=0)
@@ -277,14 +301,16 @@ def _weigh(
     largest: tl.tensor,
     rate: tl.tensor,
     ceiling: tl.tensor,
+    first: tl.tensor,
+    last: tl.tensor,
     by_mass: tl.constexpr,
     vocab_size: tl.constexpr,
 ) -> tl.tensor:
-    """How much of the row below the ceiling reaches each threshold: (THRESHOLDS,)."""
+    """How much of the logits first … last - 1 that are below the ceiling reaches each threshold: (THRESHOLDS,)."""
     lanes = tl.arange(0, WEIGHED_AT_ONCE)
     reached = tl.zeros((THRESHOLDS, WEIGHED_AT_ONCE), tl.float32)
-    x = tl.load(logits + lanes, mask=lanes < vocab_size, other=float("-inf"))
-    for start in range(0, vocab_size, WEIGHED_AT_ONCE):
+    x = tl.load(logits + first + lanes, mask=first + lanes < vocab_size, other=float("-inf"))
+    for start in range(first, last, WEIGHED_AT_ONCE):
         # Asked for before it is needed: memory answers while this part is weighed.
         ids = start + WEIGHED_AT_ONCE + lanes
         following = tl.load(logits + ids, mask=ids < vocab_size, other=float("-inf"))
@@ -295,129 +321,293 @@ def _weigh(
 
 
 @triton.jit
-def _search(
-    logits: tl.tensor,
-    listed: tl.tensor,
+def _narrowed(
+    thresholds: tl.tensor, reached: tl.tensor, low: tl.tensor, ceiling: tl.tensor, above: tl.tensor, wanted: tl.tensor
+) -> tl.tensor:
+    """The bracket after a weighing: low, ceiling, and what is above the ceiling."""
+    low = tl.maximum(low, tl.max(tl.where(reached >= wanted, thresholds, float("-inf")), axis=0))
+    is_short = (reached < wanted) & (thresholds > low) & (thresholds < ceiling)
+    ceiling = tl.minimum(ceiling, tl.min(tl.where(is_short, thresholds, float("inf")), axis=0))
+    above = tl.maximum(above, tl.max(tl.where(is_short & (thresholds == ceiling), reached, 0.0), axis=0))
+    return low, ceiling, above
+
+
+@triton.jit
+def _settle_collected(
     candidates: tl.tensor,
-    tops: tl.tensor,
+    count: tl.tensor,
     largest: tl.tensor,
     rate: tl.tensor,
     low: tl.tensor,
-    guess: tl.tensor,
+    above: tl.tensor,
     wanted: tl.tensor,
-    total: tl.tensor,
+    by_mass: tl.constexpr,
+    capacity: tl.constexpr,
+    few: tl.constexpr,
+) -> tl.tensor:
+    """As `_settle`, if all were collected; else low."""
+    if count <= few:
+        low = _settle(candidates, count, largest, rate, low, above, wanted, by_mass, few)
+    elif count <= capacity:
+        low = _settle(candidates, count, largest, rate, low, above, wanted, by_mass, capacity)
+    return low
+
+
+@triton.jit
+def _rate_of(temperature: tl.tensor) -> tl.tensor:
+    return 1.0 / tl.maximum(temperature, COLDEST)
+
+
+@triton.jit
+def _begin(
+    logits: tl.tensor,
+    logits_stride: tl.tensor,
+    temperatures: tl.tensor,
+    block_largest: tl.tensor,
+    block_sums: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    listed: tl.tensor,
+    candidates: tl.tensor,
+    brackets: tl.tensor,
+    is_open: tl.tensor,
+    by_mass: tl.constexpr,
+    first_guess: tl.constexpr,
+    vocab_size: tl.constexpr,
+    num_blocks: tl.constexpr,
+    width: tl.constexpr,
+    capacity: tl.constexpr,
+    few: tl.constexpr,
+) -> None:
+    """What the blocks' largest tell; by mass, what top-k left is in `brackets` already."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * logits_stride
+    listed += row * num_blocks
+    candidates += row * capacity
+    brackets += row * BRACKET
+    blocks = tl.arange(0, width)
+    exists = blocks < num_blocks
+    tops = tl.load(block_largest + row * num_blocks + blocks, mask=exists, other=float("-inf"))
+    largest, temperature = tl.max(tops, axis=0), tl.load(temperatures + row)
+    rate, k = _rate_of(temperature), tl.load(top_k + row)
+    narrows = (k > 0) & (k < vocab_size)
+    # NaN fails every comparison: such rows have no floor.
+    asks = (temperature > 0) & (largest > float("-inf")) & (largest < float("inf"))
+    low = tl.full((), float("-inf"), tl.float32)
+    tl.store(is_open + row, 0)
+    if by_mass:
+        low = tl.load(brackets + LOW)
+        p = tl.load(top_p + row)
+        asks = asks & (p < 1.0)
+    else:
+        asks = asks & narrows
+    if asks:
+        ones = tl.where(exists, 1.0, 0.0)
+        lowest_top = tl.min(tl.where(exists, tops, float("inf")), axis=0)
+        if by_mass:
+            if narrows:
+                guess = low
+                total, _, _ = _collect(
+                    logits, listed, candidates, tops, largest, rate, low, float("inf"), True,
+                    True, vocab_size, num_blocks, width, capacity,
+                )  # fmt: skip
+            else:
+                guess = _select(tops, ones, lowest_top, largest, 0.0, first_guess)
+                sums = tl.load(block_sums + row * num_blocks + blocks, mask=exists, other=0.0)
+                total = tl.sum(tl.where(exists, tl.exp(scaled(tops, largest, temperature)) * sums, 0.0), axis=0)
+            wanted = p * total
+        else:
+            wanted = k.to(tl.float32)
+            total = vocab_size * 1.0
+            guess = _select(tops, ones, lowest_top, largest, 0.0, tl.minimum(wanted, num_blocks))
+        weight, count, smallest = _collect(
+            logits, listed, candidates, tops, largest, rate, guess, float("inf"), True,
+            by_mass, vocab_size, num_blocks, width, capacity,
+        )  # fmt: skip
+        is_enough = weight >= wanted
+        ceiling = tl.where(is_enough, float("inf"), guess)
+        above = tl.where(is_enough, 0.0, weight)
+        tl.store(is_open + row, ((count > capacity) | (weight < wanted)).to(tl.int32))
+        if is_enough:
+            low = _settle_collected(
+                candidates, count, largest, rate, smallest, above, wanted, by_mass, capacity, few
+            )  # fmt: skip
+        tl.store(brackets + CEILING, ceiling)
+        tl.store(brackets + ABOVE, above)
+        tl.store(brackets + WANTED, wanted)
+        tl.store(brackets + TOTAL, total)
+    tl.store(brackets + LOW, low)
+
+
+@triton.jit
+def _propose(
+    logits: tl.tensor,
+    logits_stride: tl.tensor,
+    temperatures: tl.tensor,
+    block_largest: tl.tensor,
+    brackets: tl.tensor,
+    is_open: tl.tensor,
+    thresholds: tl.tensor,
+    by_mass: tl.constexpr,
+    vocab_size: tl.constexpr,
+    num_blocks: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(is_open + row) != 0:
+        brackets += row * BRACKET
+        blocks = tl.arange(0, width)
+        tops = tl.load(block_largest + row * num_blocks + blocks, mask=blocks < num_blocks, other=float("-inf"))
+        chosen = _sampled_thresholds(
+            logits + row * logits_stride,
+            tl.max(tops, axis=0),
+            _rate_of(tl.load(temperatures + row)),
+            tl.load(brackets + LOW),
+            tl.load(brackets + CEILING),
+            tl.load(brackets + ABOVE),
+            tl.load(brackets + WANTED),
+            tl.load(brackets + TOTAL),
+            by_mass,
+            vocab_size,
+        )
+        tl.store(thresholds + row * THRESHOLDS + tl.arange(0, THRESHOLDS), chosen)
+
+
+@triton.jit
+def _weigh_rows(
+    logits: tl.tensor,
+    logits_stride: tl.tensor,
+    temperatures: tl.tensor,
+    block_largest: tl.tensor,
+    brackets: tl.tensor,
+    is_open: tl.tensor,
+    thresholds: tl.tensor,
+    reached: tl.tensor,
+    by_mass: tl.constexpr,
+    vocab_size: tl.constexpr,
+    num_blocks: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(is_open + row) != 0:
+        split = tl.program_id(1)
+        lanes = tl.arange(0, THRESHOLDS)
+        blocks = tl.arange(0, width)
+        tops = tl.load(block_largest + row * num_blocks + blocks, mask=blocks < num_blocks, other=float("-inf"))
+        part = _weigh(
+            logits + row * logits_stride,
+            tl.load(thresholds + row * THRESHOLDS + lanes),
+            tl.max(tops, axis=0),
+            _rate_of(tl.load(temperatures + row)),
+            tl.load(brackets + row * BRACKET + CEILING),
+            split * SPLIT,
+            tl.minimum((split + 1) * SPLIT, vocab_size),
+            by_mass,
+            vocab_size,
+        )
+        tl.store(reached + (row * tl.num_programs(1) + split) * THRESHOLDS + lanes, part)
+
+
+@triton.jit
+def _narrow(
+    logits: tl.tensor,
+    logits_stride: tl.tensor,
+    temperatures: tl.tensor,
+    block_largest: tl.tensor,
+    listed: tl.tensor,
+    candidates: tl.tensor,
+    brackets: tl.tensor,
+    is_open: tl.tensor,
+    thresholds: tl.tensor,
+    reached: tl.tensor,
+    by_mass: tl.constexpr,
+    splits: tl.constexpr,
+    vocab_size: tl.constexpr,
+    num_blocks: tl.constexpr,
+    width: tl.constexpr,
+    capacity: tl.constexpr,
+    few: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(is_open + row) != 0:
+        brackets += row * BRACKET
+        lanes = tl.arange(0, THRESHOLDS)
+        above, wanted = tl.load(brackets + ABOVE), tl.load(brackets + WANTED)
+        whole = above + tl.zeros((THRESHOLDS,), tl.float32)
+        for split in range(splits):
+            whole += tl.load(reached + (row * splits + split) * THRESHOLDS + lanes)
+        low, ceiling, above = _narrowed(
+            tl.load(thresholds + row * THRESHOLDS + lanes),
+            whole,
+            tl.load(brackets + LOW),
+            tl.load(brackets + CEILING),
+            above,
+            wanted,
+        )
+        blocks = tl.arange(0, width)
+        tops = tl.load(block_largest + row * num_blocks + blocks, mask=blocks < num_blocks, other=float("-inf"))
+        largest, rate = tl.max(tops, axis=0), _rate_of(tl.load(temperatures + row))
+        _, count, _ = _collect(
+            logits + row * logits_stride, listed + row * num_blocks, candidates + row * capacity, tops, largest, rate,
+            low, ceiling, False, by_mass, vocab_size, num_blocks, width, capacity,
+        )  # fmt: skip
+        low = _settle_collected(
+            candidates + row * capacity, count, largest, rate, low, above, wanted, by_mass, capacity, few
+        )
+        tl.store(brackets + LOW, low)
+        tl.store(brackets + CEILING, ceiling)
+        tl.store(brackets + ABOVE, above)
+        tl.store(is_open + row, (count > capacity).to(tl.int32))
+
+
+@triton.jit
+def _finish(
+    logits: tl.tensor,
+    logits_stride: tl.tensor,
+    temperatures: tl.tensor,
+    block_largest: tl.tensor,
+    min_p: tl.tensor,
+    listed: tl.tensor,
+    candidates: tl.tensor,
+    brackets: tl.tensor,
+    is_open: tl.tensor,
+    floors: tl.tensor,
     by_mass: tl.constexpr,
     vocab_size: tl.constexpr,
     num_blocks: tl.constexpr,
     width: tl.constexpr,
     capacity: tl.constexpr,
     few: tl.constexpr,
-) -> tl.tensor:
-    """The largest value of the row from low on that, with all larger ones, weighs `wanted`; else low."""
-    ceiling = float("inf")
-    above = 0.0
-    weight, count, smallest = _collect(
-        logits, listed, candidates, tops, largest, rate, guess, ceiling, True,
-        by_mass, vocab_size, num_blocks, width, capacity,
-    )  # fmt: skip
-    is_enough = weight >= wanted
-    low = tl.where(is_enough, smallest, low)
-    ceiling = tl.where(is_enough, ceiling, guess)
-    above = tl.where(is_enough, above, weight)
-    searching = (count > capacity) | (weight < wanted)
-    if is_enough & (count <= few):
-        low = _settle(candidates, count, largest, rate, low, above, wanted, by_mass, few)
-    elif is_enough & (count <= capacity):
-        low = _settle(candidates, count, largest, rate, low, above, wanted, by_mass, capacity)
-    turn = 0
-    while searching:
-        if turn == 0:
-            thresholds = _sampled_thresholds(
-                logits, largest, rate, low, ceiling, above, wanted, total, by_mass, vocab_size
-            )
-        else:
-            thresholds = _even_thresholds(low, ceiling)
-        reached = above + _weigh(logits, thresholds, largest, rate, ceiling, by_mass, vocab_size)
-        is_enough_there = reached >= wanted
-        low = tl.maximum(low, tl.max(tl.where(is_enough_there, thresholds, float("-inf")), axis=0))
-        is_short = (reached < wanted) & (thresholds > low) & (thresholds < ceiling)
-        ceiling = tl.minimum(ceiling, tl.min(tl.where(is_short, thresholds, float("inf")), axis=0))
-        above = tl.maximum(above, tl.max(tl.where(is_short & (thresholds == ceiling), reached, 0.0), axis=0))
-        weight, count, smallest = _collect(
-            logits, listed, candidates, tops, largest, rate, low, ceiling, False,
-            by_mass, vocab_size, num_blocks, width, capacity,
-        )  # fmt: skip
-        if count <= few:
-            low = _settle(candidates, count, largest, rate, low, above, wanted, by_mass, few)
-        elif count <= capacity:
-            low = _settle(candidates, count, largest, rate, low, above, wanted, by_mass, capacity)
-        searching = (count > capacity) & (_index_of(ceiling) - _index_of(low) > 1)
-        turn += 1
-    return low
-
-
-@triton.jit
-def _find_floors(
-    logits: tl.tensor,
-    temperatures: tl.tensor,
-    block_largest: tl.tensor,
-    block_sums: tl.tensor,
-    top_k: tl.tensor,
-    top_p: tl.tensor,
-    min_p: tl.tensor,
-    listed: tl.tensor,
-    candidates: tl.tensor,
-    floors: tl.tensor,
-    logits_stride: tl.tensor,
-    vocab_size: tl.constexpr,
-    num_blocks: tl.constexpr,
-    width: tl.constexpr,
-    capacity: tl.constexpr,
-    few: tl.constexpr,
-    first_guess: tl.constexpr,
 ) -> None:
+    """Closes what is open; by mass, the last round, min-p joins in and the floor is written."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * logits_stride
     listed += row * num_blocks
     candidates += row * capacity
+    brackets += row * BRACKET
     blocks = tl.arange(0, width)
-    exists = blocks < num_blocks
-    tops = tl.load(block_largest + row * num_blocks + blocks, mask=exists, other=float("-inf"))
-    largest = tl.max(tops, axis=0)
-    temperature = tl.load(temperatures + row)
-    k = tl.load(top_k + row)
-    p = tl.load(top_p + row)
-    smallest_share = tl.load(min_p + row)
-    rate = 1.0 / tl.maximum(temperature, COLDEST)
-    floor = float("-inf")
-    # NaN fails every comparison: such rows have no floor.
-    if (temperature > 0) & (largest > float("-inf")) & (largest < float("inf")):
-        ones = tl.where(exists, 1.0, 0.0)
-        lowest_top = tl.min(tl.where(exists, tops, float("inf")), axis=0)
-        narrows = (k > 0) & (k < vocab_size)
-        if narrows:
-            wanted = tl.minimum(k, num_blocks).to(tl.float32)
-            guess = _select(tops, ones, lowest_top, largest, 0.0, wanted)
-            floor = _search(
-                logits, listed, candidates, tops, largest, rate, floor, guess, k.to(tl.float32), vocab_size * 1.0,
-                False, vocab_size, num_blocks, width, capacity, few,
+    tops = tl.load(block_largest + row * num_blocks + blocks, mask=blocks < num_blocks, other=float("-inf"))
+    largest, temperature = tl.max(tops, axis=0), tl.load(temperatures + row)
+    rate = _rate_of(temperature)
+    low = tl.load(brackets + LOW)
+    if tl.load(is_open + row) != 0:
+        ceiling, above, wanted = tl.load(brackets + CEILING), tl.load(brackets + ABOVE), tl.load(brackets + WANTED)
+        searching = True
+        while searching:
+            thresholds = _even_thresholds(low, ceiling)
+            reached = above + _weigh(logits, thresholds, largest, rate, ceiling, 0, vocab_size, by_mass, vocab_size)
+            low, ceiling, above = _narrowed(thresholds, reached, low, ceiling, above, wanted)
+            _, count, _ = _collect(
+                logits, listed, candidates, tops, largest, rate, low, ceiling, False,
+                by_mass, vocab_size, num_blocks, width, capacity,
             )  # fmt: skip
-        if p < 1.0:
-            if narrows:
-                total, _, _ = _collect(
-                    logits, listed, candidates, tops, largest, rate, floor, float("inf"), True,
-                    True, vocab_size, num_blocks, width, capacity,
-                )  # fmt: skip
-                guess = floor
-            else:
-                sums = tl.load(block_sums + row * num_blocks + blocks, mask=exists, other=0.0)
-                total = tl.sum(tl.where(exists, tl.exp(scaled(tops, largest, temperature)) * sums, 0.0), axis=0)
-                guess = _select(tops, ones, lowest_top, largest, 0.0, first_guess)
-            floor = _search(
-                logits, listed, candidates, tops, largest, rate, floor, guess, p * total, total,
-                True, vocab_size, num_blocks, width, capacity, few,
-            )  # fmt: skip
-        if smallest_share > 0.0:
+            low = _settle_collected(candidates, count, largest, rate, low, above, wanted, by_mass, capacity, few)
+            searching = (count > capacity) & (_index_of(ceiling) - _index_of(low) > 1)
+        tl.store(brackets + LOW, low)
+    if by_mass:
+        smallest_share = tl.load(min_p + row)
+        asks = (temperature > 0) & (largest > float("-inf")) & (largest < float("inf"))
+        if asks & (smallest_share > 0.0):
             # Rounding must not throw out the likeliest itself.
-            floor = tl.maximum(floor, tl.minimum(largest, largest + temperature * tl.log(smallest_share)))
-    tl.store(floors + row, floor)
+            low = tl.maximum(low, tl.minimum(largest, largest + temperature * tl.log(smallest_share)))
+        tl.store(floors + row, low)
