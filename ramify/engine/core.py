@@ -222,7 +222,8 @@ class EngineCore:
             if index in result.faults:
                 faults.setdefault(draw.request_id, result.faults[index])
             elif index in result.expansions:
-                candidates += [Candidate(draw.parent, draw.child, *token) for token in result.expansions[index]]
+                place = (draw.parent, draw.child)
+                candidates += [quickly(Candidate, place + token) for token in result.expansions[index]]
             else:
                 candidates.append(_candidate(draw, index, result))
         for request_id, candidates in drawn.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ramify.engine.plan import NOT_FINITE, Draw, Expansion, StepResult, TokenReport
+from ramify.engine.plan import NOT_FINITE, Draw, Expansion, StepResult, TokenReport, quickly
 from ramify.gpu.kernels import race as codes
 from ramify.gpu.kernels.top_logprobs import Reports
 from ramify.sampling.columns import SamplerChoice
@@ -137,6 +138,6 @@ class Results:
         columns = (part.numpy()[rows, :most].tolist() for part in self._host.candidates)
         told = {}
         for number, token_ids, weights, logprobs in zip(asked, *columns, strict=True):
-            made = list(map(Expansion, token_ids, logprobs, weights))
-            told[number] = made if counts[number] == most else made[: counts[number]]
+            made = zip(token_ids, logprobs, weights, strict=True)
+            told[number] = [quickly(Expansion, (*each, None, None)) for each in islice(made, counts[number])]
         return told

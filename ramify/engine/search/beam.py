@@ -19,10 +19,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
+from ramify.engine.plan import quickly
 from ramify.engine.search.advance import Candidate, Continuation, Decisions
 from ramify.outputs import Standing
+
+IMPOSSIBLE = float("-inf")  # the weight of a token that controls or filters rule out
 
 
 class Finished(NamedTuple):
@@ -129,12 +133,18 @@ class BeamSearch:
     ) -> list[_Extension]:
         """Its continuations, best first, without impossible tokens."""
         extensions = [
-            _Extension(total + candidate.weight - self.diversity_penalty * taken.get(candidate.token_id, 0), candidate)
+            quickly(_Extension, (total + candidate.weight, candidate))
             for parent, total in beam_group.running.items()
             for candidate in by_parent.get(parent, ())
-            if candidate.weight > float("-inf")
+            if candidate.weight > IMPOSSIBLE
         ]
-        return sorted(extensions, key=lambda extension: -extension.total)
+        if taken:
+            penalty = self.diversity_penalty
+            extensions = [
+                _Extension(total - penalty * taken.get(candidate.token_id, 0), candidate)
+                for total, candidate in extensions
+            ]
+        return sorted(extensions, key=itemgetter(0), reverse=True)
 
     def _finish(self, beam_group: BeamGroup, extensions: list[_Extension]) -> list[Continuation]:
         """Makes finished beams of those among the first `width` that end; returns all of these."""
