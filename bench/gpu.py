@@ -36,7 +36,7 @@ from ramify import LLM, OptimalSampling, RequestOutput
 LONGEST = {"7B": 17_408, "llama1B": 4_096, "llama8B": 4_096}  # contexts that workloads of these models need
 
 
-def engine(model: str, folder: Path, *, rehearse: bool = False) -> LLM | OptimalSampling:
+def engine(model: str, folder: Path, *, rehearse: bool = False, warmup: str = "lazy") -> LLM | OptimalSampling:
     shapes = model.split("+")
     folders = []
     for shape in shapes:
@@ -46,6 +46,7 @@ def engine(model: str, folder: Path, *, rehearse: bool = False) -> LLM | Optimal
         (folders[-1] / "config.json").write_text(json.dumps(facts))
     options: dict[str, Any] = {
         "load_format": "dummy",
+        "warmup": warmup,
         "max_num_seqs": 512,
         "max_model_len": 2_048 if rehearse else LONGEST.get(model, 9_216),
         "gpu_memory_utilization": 0.85,

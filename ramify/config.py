@@ -20,6 +20,7 @@ Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 PreemptionMode = Literal["recompute", "swap"]
 LogprobsMode = Literal["raw", "processed"]
+Warmup = Literal["lazy", "full"]
 GenerationConfig = Literal["auto", "none"]
 AlphaMethod = Literal["kl_symmetry", "fixed", "entropy", "ess_balance"]
 
@@ -55,6 +56,9 @@ class ModelConfig:
     logprobs_mode: LogprobsMode = field(
         default="raw", metadata={"help": "raw: the model's own; processed: what was drawn from"}
     )
+    warmup: Warmup = field(
+        default="lazy", metadata={"help": "full: every CUDA graph is captured at the start; lazy: when first needed"}
+    )
     enforce_eager: bool = field(default=False, metadata={"help": "no CUDA graphs; on a CPU no compiled kernels"})
     generation_config: GenerationConfig = field(
         default="auto",
@@ -73,6 +77,7 @@ class ModelConfig:
         check.choice("load_format", self.load_format, get_args(LoadFormat))
         check.integer("max_logprobs", self.max_logprobs, 0)
         check.choice("logprobs_mode", self.logprobs_mode, get_args(LogprobsMode))
+        check.choice("warmup", self.warmup, get_args(Warmup))
         check.boolean("enforce_eager", self.enforce_eager)
         check.choice("generation_config", self.generation_config, get_args(GenerationConfig))
         check.integer("seed", self.seed, SEED_LOW, SEED_HIGH)
@@ -237,6 +242,7 @@ class EngineOptions(TypedDict, total=False):
     load_format: LoadFormat
     max_logprobs: int
     logprobs_mode: LogprobsMode
+    warmup: Warmup
     enforce_eager: bool
     generation_config: GenerationConfig
     seed: int

@@ -48,18 +48,23 @@ def largest_plans(largest: Largest) -> list[Plan]:
     num_tokens = min(largest.max_num_batched_tokens // tracks, largest.max_model_len)
     sequences = max(1, min(largest.max_num_seqs, largest.max_num_batched_tokens // tracks))
     each = min(max(1, largest.max_num_batched_tokens // tracks // sequences), largest.max_model_len)
-    return [
-        _plan(largest, 1, max(1, num_tokens), WITH_EVERYTHING),
-        _plan(largest, sequences, each, WITH_EVERYTHING),
-        _plan(largest, sequences, 1, IN_A_GRAPH),
-        _plan(largest, sequences, 1, WITH_EVERYTHING),
+    shapes = [
+        (1, max(1, num_tokens), WITH_EVERYTHING),
+        (sequences, each, WITH_EVERYTHING),
+        (sequences, 1, IN_A_GRAPH),
+        (sequences, 1, WITH_EVERYTHING),
     ]
+    return [plan_of(largest, *shape, end=largest.max_model_len, num_blocks=NUM_BLOCKS) for shape in shapes]
 
 
-def _plan(largest: Largest, num_sequences: int, num_tokens: int, params: SamplingParams) -> Plan:
-    """So many sequences at the end of their contexts, each with so many tokens to compute and one to draw."""
-    count = -(-largest.max_model_len // largest.block_size)
-    table = tuple(index % NUM_BLOCKS for index in range(count))
+def plan_of(
+    largest: Largest, num_sequences: int, num_tokens: int, params: SamplingParams, *, end: int, num_blocks: int
+) -> Plan:
+    """So many sequences of `end` positions, each with its last tokens to compute and one to draw.
+
+    All of them are in the same blocks, 0 … num_blocks - 1 again and again.
+    """
+    table = tuple(index % num_blocks for index in range(-(-end // largest.block_size)))
     demands = Demands(params, prompts=((0,),) * largest.num_tracks)
     works = [Work() for _ in range(largest.num_models)]
     draws = []
@@ -68,10 +73,9 @@ def _plan(largest: Largest, num_sequences: int, num_tokens: int, params: Samplin
         for track in range(largest.num_tracks):
             model = track % largest.num_models
             chunks = works[model].chunks
-            start = largest.max_model_len - num_tokens
             rows.append(Row(model, len(chunks), num_tokens - 1))
-            chunks.append(Chunk([0] * num_tokens, start, table, f"{sequence}/{track}"))
-        draws.append(Draw(str(sequence), 0, 0, 0, tuple(rows), demands, (0,)))
+            chunks.append(Chunk([0] * num_tokens, end - num_tokens, table, f"{sequence}/{track}"))
+        draws.append(Draw(str(sequence), 0, 0, 0, tuple(rows), demands, ()))
     return Plan(works, draws)
 
 

@@ -66,6 +66,9 @@ class SamplerKernels(Protocol):
     def draw(self, logits: Sequence[Tensor], integers: Tensor, floats: Tensor, choice: SamplerChoice) -> None:
         """From the logits (R, vocabulary) of each track, and the columns of R draws."""
 
+    def every_choice(self) -> Sequence[SamplerChoice]:
+        """All that `choose` may answer."""
+
     def fetch(self, choice: SamplerChoice, *, at_once: bool = False) -> Read:
         """Asks for what was drawn last; `at_once`: it is read before anything else is fetched."""
 
@@ -156,6 +159,13 @@ class DeviceStep:
         result = ticket()
         result.prompts.extend(reports)
         return lambda: result
+
+    @torch.inference_mode()
+    def capture_draws(self, count: int) -> None:
+        """Draws of every kind for so many rows, from what the last step, a captured one, left; nobody reads them."""
+        if self._kernels is not None:
+            for choice in self._kernels.every_choice():
+                self._run_draws(self._kernels, padded(count), choice)
 
     def _wanted(self, plan: Plan, tracks: Sequence[_Track]) -> list[list[int]]:
         """The rows of each lane whose logits somebody needs."""
@@ -263,9 +273,11 @@ class DeviceStep:
         return self._replay(self._kernels, steady, plan.draws)
 
     def _replay(self, kernels: SamplerKernels, steady: _Steady, draws: Sequence[Draw]) -> Ticket:
-        size = padded(len(draws))
-        self.graphs.run((size, steady.choice), lambda: self._draw_all(kernels, size, steady.choice))
+        self._run_draws(kernels, padded(len(draws)), steady.choice)
         return partial(kernels.fetch(steady.choice), steady.rows, draws)
+
+    def _run_draws(self, kernels: SamplerKernels, size: int, choice: SamplerChoice) -> None:
+        self.graphs.run((size, choice), lambda: self._draw_all(kernels, size, choice))
 
     def _draw_all(self, kernels: SamplerKernels, size: int, choice: SamplerChoice) -> None:
         """From the logits that captured lanes left, row by row."""

@@ -17,6 +17,7 @@ from ramify.device.pool import KVPool
 from ramify.device.rehearsal import Largest, measure
 from ramify.device.sizing import num_blocks, num_host_blocks
 from ramify.device.step import DeviceStep
+from ramify.device.warmup import warm_up
 from ramify.drive.intake import Intake
 from ramify.drive.pair_intake import PairIntake, Side
 from ramify.engine.blocks import BlockManager
@@ -194,6 +195,9 @@ def _assemble(
         )
         for _ in decoders
     ]
+    step = make_step(pools)
+    if on_gpu and config.model_config.warmup == "full" and not config.model_config.enforce_eager:
+        warm_up(step, largest, blocks, _log.info)
     has_tokenizer = codec.tokenizer is not None
     return EngineCore(
         Scheduler(
@@ -204,7 +208,7 @@ def _assemble(
             max_model_len=max_model_len,
             preemption_mode=limits.preemption_mode,
         ),
-        make_step(pools),
+        step,
         seed=config.model_config.seed,
         eos_token_ids=eos_token_ids,
         make_text=codec.make_stream,

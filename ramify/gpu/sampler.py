@@ -10,6 +10,7 @@ reports     logprobs, and beams' candidates      kernels/top_logprobs.py
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from ramify.config import LogprobsMode
 from ramify.device.reads import Int64s
 from ramify.device.step import Read
-from ramify.engine.demands import MOST_REPORTED, Demands
+from ramify.engine.demands import MOST_REPORTED, Demands, SamplerKind
 from ramify.engine.plan import Draw
 from ramify.gpu.controls import ControlSlots
 from ramify.gpu.kernels.controls import control_blocks, count_drawn, match_words
@@ -115,6 +116,11 @@ class KernelSampler:
             controls=any(demands.is_controlled for demands in every),
             candidates=any(demands.is_beam_search for demands in every),
         )
+
+    def every_choice(self) -> list[SamplerChoice]:
+        kinds: tuple[SamplerKind, ...] = ("filtered", "plain")
+        candidates = (False,) if self._mixer is not None else (False, True)
+        return [SamplerChoice(*answer) for answer in product(kinds, (False, True), (False, True), candidates)]
 
     def settle(self, draws: Sequence[Draw]) -> Int64s:
         return self._slots.settle(draws)

@@ -39,6 +39,7 @@ def test_every_option_has_its_documented_default() -> None:
         "load_format": "auto",
         "max_logprobs": 20,
         "logprobs_mode": "raw",
+        "warmup": "lazy",
         "enforce_eager": False,
         "generation_config": "auto",
         "seed": 0,
