@@ -2,8 +2,8 @@
 
     python bench/gpu_startup.py [--shape 1.5B]
 
-Goals for the 1.5B shape: 20 s with a cold cache, 10 s with a warm one, also with `warmup="full"`. Random weights; eight prompts and then one, so
-that graphs of several sizes are captured. The last line is JSON.
+Goals for the 1.5B shape: 20 s with a cold cache, 10 s with a warm one, also with `warmup="full"`. Random weights; eight
+prompts and then one, so that graphs of several sizes are captured. The last line is JSON.
 """
 
 from __future__ import annotations

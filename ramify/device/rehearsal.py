@@ -24,8 +24,9 @@ NUM_BLOCKS = 64
 # Room for what a rehearsal does not see: graphs of other sizes, and allocations that lie less well.
 SPARE_BYTES = 2**29
 
-# The graph's costliest sampler, and what needs the sampler without one.
-IN_A_GRAPH = SamplingParams(top_p=0.9, logprobs=1)
+NOBODY = -1  # the number of requests that never were
+# What is drawn in a graph, whose kernels take no memory of their own, and what needs the sampler without one.
+IN_A_GRAPH = SamplingParams()
 WITH_EVERYTHING = SamplingParams(top_p=0.9, logprobs=1, repetition_penalty=1.1, logits_processors=[lambda _, row: row])
 
 
@@ -65,7 +66,7 @@ def plan_of(
     All of them are in the same blocks, 0 … num_blocks - 1 again and again.
     """
     table = tuple(index % num_blocks for index in range(-(-end // largest.block_size)))
-    demands = Demands(params, prompts=((0,),) * largest.num_tracks)
+    demands = Demands(params, number=NOBODY, prompts=((0,),) * largest.num_tracks)
     works = [Work() for _ in range(largest.num_models)]
     draws = []
     for sequence in range(num_sequences):
