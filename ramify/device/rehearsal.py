@@ -24,6 +24,7 @@ NUM_BLOCKS = 64
 # Room for what a rehearsal does not see: graphs of other sizes, and allocations that lie less well.
 SPARE_BYTES = 2**29
 
+FEW = 16  # rows: torch's sampler takes its memory for a few at a time, and its time for all of them
 NOBODY = -1  # the number of requests that never were
 # What is drawn in a graph, whose kernels take no memory of their own, and what needs the sampler without one.
 IN_A_GRAPH = SamplingParams()
@@ -51,9 +52,9 @@ def largest_plans(largest: Largest) -> list[Plan]:
     each = min(max(1, largest.max_num_batched_tokens // tracks // sequences), largest.max_model_len)
     shapes = [
         (1, max(1, num_tokens), WITH_EVERYTHING),
-        (sequences, each, WITH_EVERYTHING),
+        (sequences, each, IN_A_GRAPH),
         (sequences, 1, IN_A_GRAPH),
-        (sequences, 1, WITH_EVERYTHING),
+        (min(sequences, FEW), 1, WITH_EVERYTHING),
     ]
     return [plan_of(largest, *shape, end=largest.max_model_len, num_blocks=NUM_BLOCKS) for shape in shapes]
 
