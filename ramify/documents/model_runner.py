@@ -264,7 +264,10 @@ class ModelRunner:
 
 def _check_sampling(seq_id: str, params: SamplingParams) -> None:
     """The document's sampler knows temperatures; what it cannot do is not dropped in silence."""
-    if Demands(params).sampler != "plain" or params.logprobs is not None or params.prompt_logprobs is not None:
+    demands = Demands(params)
+    changes_logits = demands.narrows or demands.is_controlled or demands.looks_back
+    reports = params.logprobs is not None or params.prompt_logprobs is not None
+    if changes_logits or reports or params.num_together is not None:
         raise UnsupportedError(
             f"{seq_id!r} asks for more than a temperature and a seed, which is all that this sampler knows: "
             "give its request to LLM"

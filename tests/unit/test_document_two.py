@@ -265,8 +265,6 @@ def test_refusals_are_ours_and_take_nothing(runner: ModelRunner) -> None:
         ([Sequence("b", [1] * 129)], True, "at most max_model_len = 128 tokens, got 129"),
         ([Sequence("b", [1] * 60), Sequence("c", [1] * 60)], True, "at most max_num_batched_tokens = 64 tokens"),
         ([seq], False, "'a' was not prefilled"),
-        ([Sequence("b", [1], sampling_params=SamplingParams(top_k=5))], True, "'b' asks for more than a temperature"),
-        ([Sequence("b", [1], sampling_params=SamplingParams(logprobs=1))], True, "'b' asks for more"),
     ]:
         with pytest.raises(InvalidInputError, match=why):
             runner.run(seqs, is_prefill)
@@ -275,6 +273,23 @@ def test_refusals_are_ours_and_take_nothing(runner: ModelRunner) -> None:
         runner.run([seq], True)
     with pytest.raises(InvalidInputError, match="prepare_prefill comes before run_model"):
         runner.run_model(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), True)
+    assert runner.num_free_blocks == 16
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}, {"logprobs": 1}, {"prompt_logprobs": 1}),
+        *({"presence_penalty": 1.0}, {"repetition_penalty": 1.2}, {"logit_bias": {1: 2.0}}, {"min_tokens": 2}),
+        *({"allowed_token_ids": [1]}, {"bad_words": ["a"]}, {"logits_processors": [lambda *_: None]}),
+        *({"strategy": "beam_search"}, {"strategy": "diverse", "n": 2}),
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_what_the_sampler_does_not_know_is_refused(runner: ModelRunner, asked: dict[str, Any]) -> None:
+    seq = Sequence("b", [1], sampling_params=SamplingParams(**asked))
+    with pytest.raises(InvalidInputError, match="'b' asks for more than a temperature and a seed"):
+        runner.run([seq], True)
     assert runner.num_free_blocks == 16
 
 
