@@ -6,6 +6,7 @@ No check coerces: `True` is not 1, `"3"` is not 3, NaN and infinities are nobody
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 from ramify.errors import InvalidInputError
 
 LARGEST_TOKEN_ID = 2**31 - 1
+_SHOWN_CHARACTERS = 120
 E = TypeVar("E", bound=Enum)
 
 
@@ -21,12 +23,22 @@ def refuse(field: str, value: object, allowed: str) -> InvalidInputError:
 
 
 def shown(value: object) -> str:
-    """A caller's value for a message, whatever it is."""
+    """A stranger's value for a message: the beginning of its `repr`, of which no more is made than is shown."""
+    writer = _Beginning()
+    writer.maxlevel, writer.maxother = 3, _SHOWN_CHARACTERS
+    writer.maxlist = writer.maxtuple = writer.maxset = writer.maxfrozenset = writer.maxdict = _SHOWN_CHARACTERS
+    writer.maxstring = writer.maxlong = _SHOWN_CHARACTERS
     try:
-        said = repr(value)
+        text = writer.repr(value)
     except Exception:  # Python itself refuses to print an integer of 4,300 digits; a caller's object may raise anything
         return f"a {type(value).__name__} that cannot be shown"
-    return said if len(said) <= 120 else said[:117] + "..."
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+
+
+class _Beginning(reprlib.Repr):
+    def repr_instance(self, x: object, level: int) -> str:  # noqa: ARG002 - the library's signature
+        """An object in its own words; the library would cut them in the middle, and hide that it has none."""
+        return repr(x)
 
 
 def _span(low: float | None, high: float | None) -> str:

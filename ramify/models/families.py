@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ramify.errors import FileFormatError, UnsupportedModelError
-from ramify.models.metadata_reader import MetadataReader, shown
+from ramify.models.metadata_reader import MetadataReader
 from ramify.models.rope import RopeConfig
 from ramify.models.rope_metadata import rope_from_config, rope_from_gguf, stretched_length
+from ramify.validation import shown
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ramify.errors import FileFormatError, UnsupportedModelError
+from ramify.validation import shown
 
 LARGEST_INTEGER = 2**31 - 1
 LARGEST_NUMBER = 1e30  # and its square fits in a double
@@ -71,9 +72,3 @@ class MetadataReader:
 
     def refusal(self, name: str, allowed: str, value: object) -> FileFormatError:
         return FileFormatError(f"{self.where}: {name} must be {allowed}, got {shown(value)}")
-
-
-def shown(value: object) -> str:
-    """A value in a message; cut short if a hostile file made it long."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ramify.errors import FileFormatError, ModelNotFoundError
 from ramify.models.families import Architecture, architecture_from_config
-from ramify.models.metadata_reader import shown
 from ramify.models.weights import EMBEDDING
 from ramify.text.json_file import read_json
+from ramify.validation import shown
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

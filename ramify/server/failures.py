@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import reprlib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -17,9 +16,9 @@ from starlette.exceptions import HTTPException
 from ramify.errors import ChatTemplateError, EngineClosedError, EngineFaultError, InvalidInputError
 from ramify.sampling_params import SamplingParams
 from ramify.server.records import record_of
+from ramify.validation import shown
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
-_SHOWN_CHARACTERS = 120
 _LONGEST_MESSAGE = 2_000
 _FIRST_WORD = re.compile(r"[a-z_]+")
 _FIELDS = {field.name for field in fields(SamplingParams)} | {"prompt", "messages", "stream", "stream_options"}
@@ -102,7 +101,7 @@ def _invalid_fields(error: RequestValidationError) -> Failure:
         case "model_attributes_type" | "dict_type":
             return Failure(400, f"{field} must be a JSON object, sent as application/json", param=param)
         case "not_supported":
-            said = f"{field} {first['msg']}, got {_shown(first['input'])}"
+            said = f"{field} {first['msg']}, got {shown(first['input'])}"
             return Failure(400, said, param=param, code="not_supported")
     said = first["msg"].removeprefix("Value error, ")
     if not path:
@@ -111,7 +110,7 @@ def _invalid_fields(error: RequestValidationError) -> Failure:
         wanted = "must be " + said.removeprefix("Input should be ")
     else:
         wanted = said[0].lower() + said[1:]
-    return Failure(400, f"{field} {wanted}, got {_shown(first['input'])}", param=param, code="invalid_value")
+    return Failure(400, f"{field} {wanted}, got {shown(first['input'])}", param=param, code="invalid_value")
 
 
 def _field_named(message: str) -> str | None:
@@ -125,18 +124,6 @@ def _writable(text: str) -> str:
     if len(text) > _LONGEST_MESSAGE:
         text = f"{text[:_LONGEST_MESSAGE]}..."
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _shown(value: object) -> str:
-    """The beginning of a value's `repr`, of which no more is made than is shown."""
-    writer = reprlib.Repr()
-    writer.maxlevel, writer.maxlist, writer.maxdict = 3, _SHOWN_CHARACTERS, _SHOWN_CHARACTERS
-    writer.maxstring = writer.maxlong = writer.maxother = _SHOWN_CHARACTERS
-    try:
-        text = writer.repr(value)
-    except ValueError:  # an integer of more than 4,300 digits
-        return f"a {type(value).__name__} that cannot be shown"
-    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
 
 
 async def _answer(request: Request, error: Exception) -> JSONResponse:

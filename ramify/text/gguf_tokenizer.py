@@ -12,6 +12,7 @@ from ramify.errors import FileFormatError, UnsupportedModelError
 from ramify.text.gguf_vocabulary import TokenType, Vocabulary, optional_bool, optional_id, read_vocabulary
 from ramify.text.split_patterns import LLAMA3, QWEN2
 from ramify.text.tokenizer import Tokenizer, backend_panics_become
+from ramify.validation import shown
 
 _BYTE_LEVEL_FAMILIES = ("gpt-2", "llama-bpe", "qwen2", "smollm")
 _MOST_CUT_CHARACTERS = 2**28  # every cut of every piece is copied; real vocabularies need an eighth of this
@@ -28,11 +29,13 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     if kind is None:
         raise FileFormatError("the GGUF file has no tokenizer (no tokenizer.ggml.model)")
     if not isinstance(kind, str) or kind not in ("gpt2", "llama"):
-        raise UnsupportedModelError(f"GGUF tokenizer model {kind!r:.80} is not supported; known are 'gpt2' and 'llama'")
+        raise UnsupportedModelError(
+            f"GGUF tokenizer model {shown(kind)} is not supported; known are 'gpt2' and 'llama'"
+        )
     vocabulary = read_vocabulary(metadata)
     pre = metadata.get("tokenizer.ggml.pre")
     if pre is not None and not isinstance(pre, str):
-        raise FileFormatError(f"tokenizer.ggml.pre must be a text, got {pre!r:.80}")
+        raise FileFormatError(f"tokenizer.ggml.pre must be a text, got {shown(pre)}")
     with backend_panics_become(FileFormatError, "the GGUF tokenizer cannot be built"):
         backend = (
             _byte_level_backend(vocabulary, metadata, pre)
@@ -63,7 +66,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 def _byte_level_backend(vocabulary: Vocabulary, metadata: Mapping[str, Any], pre: str | None) -> tokenizers.Tokenizer:
     if pre not in _BYTE_LEVEL_FAMILIES:
         raise UnsupportedModelError(
-            f"GGUF pre-tokenizer {pre!r:.80} (tokenizer.ggml.pre) is not supported; known are "
+            f"GGUF pre-tokenizer {shown(pre)} (tokenizer.ggml.pre) is not supported; known are "
             + ", ".join(map(repr, _BYTE_LEVEL_FAMILIES))
         )
     merges = metadata.get("tokenizer.ggml.merges")
@@ -73,7 +76,7 @@ def _byte_level_backend(vocabulary: Vocabulary, metadata: Mapping[str, Any], pre
     pairs = [tuple(merge.split(" ")) for merge in merges]
     if not set(map(len, pairs)) <= {2}:
         wrong = next(merge for merge, pair in zip(merges, pairs, strict=True) if len(pair) != 2)
-        raise FileFormatError(f"tokenizer.ggml.merges: {wrong!r:.80} is not two pieces with a space between")
+        raise FileFormatError(f"tokenizer.ggml.merges: {shown(wrong)} is not two pieces with a space between")
     backend = _backend(vocabulary, pairs, ignore_merges=pre == "llama-bpe")
     if pre == "qwen2":
         backend.normalizer = normalizers.NFC()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ramify.errors import FileFormatError
+from ramify.validation import shown
 
 
 class TokenType(enum.IntEnum):
@@ -44,7 +45,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     id_of_token = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(id_of_token) != len(tokens):
         twice = next(token for token_id, token in enumerate(tokens) if id_of_token[token] != token_id)
-        raise FileFormatError(f"tokenizer.ggml.tokens has {twice!r:.80} more than once")
+        raise FileFormatError(f"tokenizer.ggml.tokens has {shown(twice)} more than once")
     types = _array(metadata, "token_type")
     if types is None:
         types = [int(TokenType.NORMAL)] * len(tokens)
@@ -67,7 +68,7 @@ def optional_id(metadata: Mapping[str, Any], name: str, vocabulary: Vocabulary) 
         return None
     value = metadata[key]
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise FileFormatError(f"{key} must be an integer, not {value!r:.80}")
+        raise FileFormatError(f"{key} must be an integer, not {shown(value)}")
     token_id = int(value)
     if not 0 <= token_id < len(vocabulary.tokens):
         raise FileFormatError(f"{key} is {token_id}, outside the vocabulary of {len(vocabulary.tokens)} tokens")
@@ -80,7 +81,7 @@ def optional_bool(metadata: Mapping[str, Any], name: str, *, default: bool) -> b
     value = metadata.get(key, default)
     # numpy's booleans are not instances of `bool`, but have a type of that name.
     if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):
-        raise FileFormatError(f"{key} must be true or false, not {value!r:.80}")
+        raise FileFormatError(f"{key} must be true or false, not {shown(value)}")
     return bool(value)
 
 

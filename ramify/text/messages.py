@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ramify.errors import InvalidInputError, UnsupportedError
+from ramify.validation import shown
 
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _RESULTS = ("tool", "function")  # a tool may have nothing to say
@@ -34,7 +35,7 @@ def _message(message: object, where: str) -> dict[str, Any]:
         raise InvalidInputError(f"{where}.role is missing")
     role = message["role"]
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
-        raise InvalidInputError(f"{where}.role must be a word of letters, digits, _ and -, not {role!r:.80}")
+        raise InvalidInputError(f"{where}.role must be a word of letters, digits, _ and -, not {shown(role)}")
     if "content" not in message and not message.get("tool_calls"):
         raise InvalidInputError(f"{where}.content is missing")
     if message.get("content") is None and not message.get("tool_calls") and role not in _RESULTS:
@@ -42,7 +43,7 @@ def _message(message: object, where: str) -> dict[str, Any]:
     checked: dict[str, Any] = {}
     for key, value in message.items():
         if not isinstance(key, str):
-            raise InvalidInputError(f"{where} has a key that is no text: {key!r:.80}")
+            raise InvalidInputError(f"{where} has a key that is no text: {shown(key)}")
         place = f"{where}.{key[:_SHOWN_CHARACTERS]}"
         checked[key] = _content(value, place) if key == "content" else plain_data(value, place)
     return checked
@@ -62,7 +63,7 @@ def _part(part: object, where: str) -> str:
     if not isinstance(part, Mapping):
         raise InvalidInputError(f"{where} must be an object with a type, not {type(part).__name__}")
     if part.get("type") != "text":
-        raise UnsupportedError(f"{where}.type {part.get('type')!r:.80} is not supported; only 'text' is")
+        raise UnsupportedError(f"{where}.type {shown(part.get('type'))} is not supported; only 'text' is")
     text = part.get("text")
     if not isinstance(text, str):
         raise InvalidInputError(f"{where}.text must be a text, not {type(text).__name__}")
@@ -100,7 +101,7 @@ class _Copier:
         if isinstance(value, Mapping):
             for key in value:
                 if not isinstance(key, str):
-                    raise InvalidInputError(f"{self._place()} has a key that is no text: {key!r:.80}")
+                    raise InvalidInputError(f"{self._place()} has a key that is no text: {shown(key)}")
             return {str.__str__(key): self._inner(key, inner) for key, inner in value.items()}
         if isinstance(value, (list, tuple)):
             return [self._inner(index, inner) for index, inner in enumerate(value)]

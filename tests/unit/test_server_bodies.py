@@ -12,10 +12,11 @@ from pydantic import ValidationError
 
 from ramify.errors import InvalidInputError
 from ramify.server.body import MARKS, parse_json
-from ramify.server.failures import Failure, _shown
+from ramify.server.failures import Failure
 from ramify.server.protocol import DetokenizeRequest, GrowthRequest
 from ramify.text import messages
 from ramify.text.messages import validate_messages
+from ramify.validation import shown
 
 TROUBLE = st.lists(st.sampled_from([b'"', b"\\", b'\\"', b"[", b"]", b"{", b"}", b"a", b",", b"\n"])).map(b"".join)
 
@@ -65,7 +66,7 @@ def test_the_first_wrong_id_ends_the_check(make: Any) -> None:
     assert caught.value.error_count() <= 3
 
 
-def test_no_more_of_a_value_is_written_than_is_shown() -> None:
+def test_no_more_of_a_value_is_written_than_isshown() -> None:
     class Counted:
         num_written = 0
 
@@ -73,10 +74,10 @@ def test_no_more_of_a_value_is_written_than_is_shown() -> None:
             Counted.num_written += 1
             return "x"
 
-    assert len(_shown([Counted() for _ in range(10_000)])) == 120
+    assert len(shown([Counted() for _ in range(10_000)])) == 120
     assert Counted.num_written < 1_000
-    assert len(_shown("x" * 10**6)) <= 120
-    assert [_shown(True), _shown("3"), _shown([1, "x"]), _shown({"a": None})] == [
+    assert len(shown("x" * 10**6)) <= 120
+    assert [shown(True), shown("3"), shown([1, "x"]), shown({"a": None})] == [
         "True",
         "'3'",
         "[1, 'x']",
