@@ -44,28 +44,29 @@ def shown_size(num_bytes: int) -> str:
 
 
 def write_whole(path: Path, content: str) -> None:
-    """Writes the whole file or, whatever happens meanwhile, leaves the old one."""
+    """Writes the whole file or, whatever happens meanwhile, leaves what was there."""
     unfinished = path.with_name(path.name + ".part")
     encoded = content.encode()
-    with _told(path, len(encoded)), _removed_on_failure(unfinished):
+    with writing(path, len(encoded)), _removed_on_failure(unfinished):
         with unfinished.open("wb") as file:
-            _write(file.fileno(), encoded)
+            write_all(file.fileno(), encoded)
         unfinished.replace(path)
 
 
 def write_new(path: Path, content: str) -> None:
     """Writes a file that was not there before, whole or not at all; one that is there stays as it is."""
     encoded = content.encode()
-    with _told(path, len(encoded)):
+    with writing(path, len(encoded)):
         try:
             file = path.open("xb")
         except FileExistsError:
             raise RamifyError(f"{path} is there already, and nothing is overwritten: choose another name") from None
         with _removed_on_failure(path), file:
-            _write(file.fileno(), encoded)
+            write_all(file.fileno(), encoded)
 
 
-def _write(descriptor: int, content: bytes) -> None:
+def write_all(descriptor: int, content: bytes) -> None:
+    """Returns when everything is on the disk; an OSError says that it may be there in part."""
     written = 0
     while written < len(content):
         written += os.write(descriptor, content[written:])
@@ -73,7 +74,8 @@ def _write(descriptor: int, content: bytes) -> None:
 
 
 @contextmanager
-def _told(path: Path, needed: int) -> Iterator[None]:
+def writing(path: Path, needed: int | None = None) -> Iterator[None]:
+    """Around whatever writes a file: a failure is told with the file's name and its reason."""
     try:
         yield
     except OSError as error:

@@ -63,10 +63,7 @@ class ProblemLines:
         content = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries).encode()
         end = os.lseek(self.file, 0, os.SEEK_END)
         try:
-            written = 0
-            while written < len(content):
-                written += os.write(self.file, content[written:])
-            os.fsync(self.file)
+            disk.write_all(self.file, content)
         except OSError as error:
             os.ftruncate(self.file, end)
             why = disk.reason(error, self.path.parent, len(content))

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 from ramify import disk
-from ramify.errors import InvalidInputError, RamifyError
+from ramify.errors import InvalidInputError
 from ramify.outputs import MixtureReport, RequestOutput
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -62,7 +61,7 @@ def colored_text(pieces: Sequence[str], mixture: Sequence[MixtureReport]) -> str
 
 def write_history(path: Path, outputs: Sequence[RequestOutput]) -> None:
     """One line of JSON per sample."""
-    with _writing(path), path.open("w", encoding="utf-8") as file:
+    with disk.writing(path), path.open("w", encoding="utf-8") as file:
         for prompt, output in enumerate(outputs):
             for sample in output.outputs:
                 columns = list(zip(*(sample.mixture or ()), strict=True)) or [()] * len(MixtureReport._fields)
@@ -81,21 +80,13 @@ def write_history(path: Path, outputs: Sequence[RequestOutput]) -> None:
 
 def write_plot(path: Path, pieces: Sequence[str], mixture: Sequence[MixtureReport]) -> None:
     if path.suffix == ".html":
-        with _writing(path):
+        with disk.writing(path):
             path.write_text(_page(pieces, mixture), encoding="utf-8")
     elif path.suffix in PICTURES:
-        with _writing(path):
+        with disk.writing(path):
             _draw(path, mixture)
     else:
         raise InvalidInputError(f"plot writes .html, {', '.join(PICTURES)}; got {path.name!r}")
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RamifyError(f"cannot write {path}: {disk.reason(error, path.parent)}") from None
 
 
 def _page(pieces: Sequence[str], mixture: Sequence[MixtureReport]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ramify.errors import FileFormatError, UnsupportedModelError
+from ramify.models.generation_defaults import CONFIG_FILE
 from ramify.models.metadata_reader import MetadataReader
 from ramify.models.rope import RopeConfig
 from ramify.models.rope_metadata import rope_from_config, rope_from_gguf, stretched_length
@@ -99,8 +100,7 @@ def architecture_from_config(config: Mapping[str, Any], generation: Mapping[str,
         qk_norm=family == "qwen3",
         tie_embeddings=read.boolean("tie_word_embeddings", False),
         dtype=(read.text("dtype", "") or read.text("torch_dtype", "") or "float32").removeprefix("torch."),
-        eos_token_ids=_eos_ids(config, vocab_size, "config.json")
-        | _eos_ids(generation or {}, vocab_size, "generation_config.json"),
+        eos_token_ids=_eos_ids(config, vocab_size, "config.json") | _eos_ids(generation or {}, vocab_size, CONFIG_FILE),
     )
 
 

@@ -22,7 +22,7 @@ from ramify.models.generation_defaults import (
 from ramify.models.gguf_checkpoint import GGUFCheckpoint
 from ramify.models.st_file import SafetensorsCheckpoint, read_architecture
 from ramify.text.gguf_tokenizer import tokenizer_from_gguf
-from ramify.text.json_file import read_json
+from ramify.text.json_file import read_optional_json
 from ramify.text.tokenizer import Tokenizer
 from ramify.text.tokenizer_folder import load_folder
 
@@ -104,8 +104,7 @@ class ModelLoader:
         if self.config.generation_config == "none":
             return NO_DEFAULTS
         if self._gguf is None:
-            path = self.path / CONFIG_FILE
-            return defaults_from_config(read_json(path)) if path.exists() else NO_DEFAULTS
+            return defaults_from_config(read_optional_json(self.path / CONFIG_FILE))
         said = defaults_from_gguf(self._gguf.metadata)
         if not said and self.config.model == embedded.NAME:
             return GenerationDefaults(embedded.RECOMMENDED, f"the model card of {embedded.NAME}")

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ramify.errors import FileFormatError, ModelNotFoundError
 from ramify.models.families import Architecture, architecture_from_config
+from ramify.models.generation_defaults import CONFIG_FILE
 from ramify.models.weights import EMBEDDING
-from ramify.text.json_file import read_json
+from ramify.text.json_file import read_json, read_optional_json
 from ramify.validation import shown
 
 INDEX = "model.safetensors.index.json"
@@ -50,10 +51,7 @@ class SafetensorsCheckpoint:
 
 
 def read_architecture(folder: Path) -> Architecture:
-    generation = folder / "generation_config.json"
-    return architecture_from_config(
-        read_json(folder / "config.json"), read_json(generation) if generation.exists() else None
-    )
+    return architecture_from_config(read_json(folder / "config.json"), read_optional_json(folder / CONFIG_FILE))
 
 
 def _open_all(folder: Path) -> list[Any]:

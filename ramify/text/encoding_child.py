@@ -10,14 +10,14 @@ import resource
 import signal
 import struct
 import sys
-from typing import BinaryIO
+from typing import IO
 
 import tokenizers
 
 LENGTH = struct.Struct("<Q")
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
+def read_frame(stream: IO[bytes]) -> bytes | None:
     """The next frame's bytes; None at the end of the stream."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:

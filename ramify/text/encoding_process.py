@@ -13,13 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from ramify.errors import InvalidInputError
+from ramify.text.encoding_child import LENGTH, read_frame
 
 MEMORY_BYTES = 4 * 2**30
-SECONDS = 5  # of the processor's time, and one more for each
-BYTES_PER_SECOND = 200_000
+SECONDS = 5  # of the processor's time for a short text
+BYTES_PER_SECOND = 200_000  # a long one gets a second more for each of these
 
 _PROGRAM = Path(__file__).with_name("encoding_child.py")
-_LENGTH = struct.Struct("<Q")
 _Process = subprocess.Popen[bytes]
 
 
@@ -76,7 +76,7 @@ class EncodingProcess:
 def _send(process: _Process, content: bytes) -> None:
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # it has ended, which reading will tell
-        process.stdin.write(_LENGTH.pack(len(content)))
+        process.stdin.write(LENGTH.pack(len(content)))
         process.stdin.write(content)
         process.stdin.flush()
 
@@ -85,12 +85,7 @@ def _ask(process: _Process, request: bytes) -> bytes | None:
     """None if the process has ended."""
     assert process.stdout is not None
     _send(process, request)
-    head = process.stdout.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack(head)
-    reply = process.stdout.read(length)
-    return reply if len(reply) == length else None
+    return read_frame(process.stdout)
 
 
 def _end(process: _Process) -> None:

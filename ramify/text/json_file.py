@@ -41,6 +41,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return parse_object(read_text(path), path.name)
 
 
+def read_optional_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is no such file."""
+    return read_json(path) if path.exists() else {}
+
+
 def parse_object(text: str, name: str) -> dict[str, Any]:
     """The JSON object in a text; `name` says in messages where it stood."""
     if nesting(text, DEEPEST_JSON) > DEEPEST_JSON:

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from ramify.errors import FileFormatError, ModelNotFoundError, UnsupportedModelError
-from ramify.text.json_file import read_json, read_text
+from ramify.text.json_file import read_optional_json, read_text
 from ramify.text.tokenizer import Tokenizer, backend_panics_become
 from ramify.text.tokenizer_limits import MOST_ADDED_TOKENS
 
@@ -25,7 +25,7 @@ def load_folder(folder: Path) -> Tokenizer:
     """
     if not folder.is_dir():
         raise ModelNotFoundError(f"{folder} is not a folder")
-    config = _read_optional(folder / "tokenizer_config.json")
+    config = read_optional_json(folder / "tokenizer_config.json")
     special_tokens = _special_tokens(folder, config)
     tokenizer_file = folder / "tokenizer.json"
     if tokenizer_file.is_file():
@@ -35,11 +35,6 @@ def load_folder(folder: Path) -> Tokenizer:
         backend, converted = _convert_with_transformers(folder)
         special_tokens = {**converted, **special_tokens}
     return Tokenizer(backend, special_tokens=special_tokens, chat_templates=_chat_templates(folder, config))
-
-
-def _read_optional(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is none."""
-    return read_json(path) if path.exists() else {}
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
@@ -63,7 +58,7 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     sources = [config]
     if "added_tokens_decoder" not in config:
         # The older layout, in which this file decides.
-        sources.append(_read_optional(folder / "special_tokens_map.json"))
+        sources.append(read_optional_json(folder / "special_tokens_map.json"))
     extra = config.get("extra_special_tokens")
     if isinstance(extra, dict):
         sources.append(extra)
@@ -156,7 +151,7 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
         return templates
     for path, content in (
         (folder / "tokenizer_config.json", config),
-        (folder / "chat_template.json", _read_optional(folder / "chat_template.json")),
+        (folder / "chat_template.json", read_optional_json(folder / "chat_template.json")),
     ):
         templates = _templates_of(content.get("chat_template"), path)
         if templates:
