@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -16,6 +17,11 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+
+
+def finite(number: float | None) -> float | None:
+    """A number for JSON, which has no infinity: null stands for it."""
+    return number if number is not None and math.isfinite(number) else None
 
 
 @dataclass(frozen=True, slots=True)

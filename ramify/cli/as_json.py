@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ramify.outputs import CompletionOutput, LogprobRow, RequestOutput
+from ramify.outputs import CompletionOutput, LogprobRow, RequestOutput, finite
 
 
 def as_json(output: RequestOutput, seed: int | None) -> dict[str, Any]:
@@ -20,9 +20,9 @@ def as_json(output: RequestOutput, seed: int | None) -> dict[str, Any]:
                 "index": completion.index,
                 "text": completion.text,
                 "token_ids": list(completion.token_ids),
-                "cumulative_logprob": completion.cumulative_logprob,
-                "score": completion.score,
-                "finish_reason": None if completion.finish_reason is None else completion.finish_reason.value,
+                "cumulative_logprob": finite(completion.cumulative_logprob),
+                "score": finite(completion.score),
+                "finish_reason": completion.finish_reason,
                 "stop_reason": completion.stop_reason,
                 **_logprobs("logprobs", completion.logprobs),
                 **_alphas(completion),
@@ -46,6 +46,6 @@ def _alphas(completion: CompletionOutput) -> dict[str, list[float]]:
 
 def _row(row: LogprobRow) -> list[dict[str, Any]]:
     return [
-        {"token_id": token_id, "token": entry.decoded_token, "logprob": entry.logprob, "rank": entry.rank}
+        {"token_id": token_id, "token": entry.decoded_token, "logprob": finite(entry.logprob), "rank": entry.rank}
         for token_id, entry in row.items()
     ]

@@ -59,7 +59,7 @@ def _panel(completion: CompletionOutput, width: int) -> Panel:
         "alpha": _mean_alpha(completion),
         "tokens": f"{len(completion.token_ids)} tokens",
         "logprob": f"logprob {completion.cumulative_logprob:.1f}",
-        "end": "" if completion.finish_reason is None else completion.finish_reason.value,
+        "end": completion.finish_reason or "",
     }
     text: Text | Group = Text(completion.text.strip("\n"))
     if completion.logprobs is not None:

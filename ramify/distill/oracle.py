@@ -145,7 +145,7 @@ def _entry(problem: Problem, output: RequestOutput, recipe: Recipe) -> dict[str,
         "question": problem.question,
         "answer": sample.text.strip(),
         "unusable_because": _unusable(sample, output.error, recipe),
-        "finish_reason": None if sample.finish_reason is None else sample.finish_reason.value,
+        "finish_reason": sample.finish_reason,
         "token_ids": list(sample.token_ids),
     }
 

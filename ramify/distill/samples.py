@@ -50,7 +50,7 @@ def as_samples(
                 "sample_answer": found,
                 "prompt": theta.text,
                 "text": sample.text,
-                "finish_reason": None if sample.finish_reason is None else sample.finish_reason.value,
+                "finish_reason": sample.finish_reason,
                 "error": output.error,
                 "prompt_token_ids": theta.token_ids,
                 "token_ids": list(sample.token_ids),

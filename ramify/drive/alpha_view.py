@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ramify import disk
 from ramify.errors import InvalidInputError
-from ramify.outputs import MixtureReport, RequestOutput
+from ramify.outputs import MixtureReport, RequestOutput, finite
 
 PICTURES = (".png", ".svg", ".pdf")
 WIDTH, HEIGHT, MARGIN = 860, 130, 34
@@ -71,7 +71,7 @@ def write_history(path: Path, outputs: Sequence[RequestOutput]) -> None:
                     "text": sample.text,
                     "token_ids": list(sample.token_ids),
                     **{
-                        name: [_as_json(value) for value in values]
+                        name: [finite(value) for value in values]
                         for name, values in zip(MixtureReport._fields, columns, strict=True)
                     },
                 }
@@ -161,8 +161,3 @@ def _numbers(report: MixtureReport) -> str:
         f"alpha {report.alpha:.3f} · KL {report.kl_theta:.3g} / {report.kl_teacher:.3g} · "
         f"log p {report.logprob_theta:.2f} student, {report.logprob_teacher:.2f} teacher"
     )
-
-
-def _as_json(value: float | bool) -> float | bool | None:
-    """JSON has no infinity: null stands for it."""
-    return value if math.isfinite(value) else None

@@ -37,7 +37,7 @@ def check_sound(output: RequestOutput) -> None:
 def common(sample: CompletionOutput, *, with_token_ids: bool) -> dict[str, Any]:
     """What completions and chats both say about a sample, in a reply or in a chunk."""
     return {
-        "finish_reason": None if sample.finish_reason is None else sample.finish_reason.value,
+        "finish_reason": sample.finish_reason,
         "stop_reason": sample.stop_reason if sample.finish_reason is not None else None,
         **({} if sample.score is None else {"score": _bounded(sample.score)}),
         **({"token_ids": list(sample.token_ids)} if with_token_ids else {}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ from fastapi.responses import JSONResponse
 
 from ramify.drive.async_engine import RequestStream
 from ramify.engine.request import Request as EngineRequest
-from ramify.outputs import GrownToken, GrowthStep, MixtureReport, RequestOutput
+from ramify.outputs import GrownToken, GrowthStep, MixtureReport, RequestOutput, finite
 from ramify.server.body import JsonRoute
 from ramify.server.choices import check_sound, usage
 from ramify.server.connection import EventStream, client_of, event_of
@@ -114,10 +113,10 @@ def _end_event(output: RequestOutput, ranking: tuple[int, ...], num_tokens: int)
             "index": sample.index,
             "child": ranking[sample.index] if ranking else sample.index,
             "text": sample.text,
-            "finish_reason": None if sample.finish_reason is None else sample.finish_reason.value,
+            "finish_reason": sample.finish_reason,
             "stop_reason": sample.stop_reason,
-            "cumulative_logprob": _finite(sample.cumulative_logprob),
-            "score": None if sample.score is None else _finite(sample.score),
+            "cumulative_logprob": finite(sample.cumulative_logprob),
+            "score": finite(sample.score),
             "num_tokens": len(sample.token_ids),
         }
         for sample in output.outputs
@@ -131,7 +130,7 @@ def _step(step: GrowthStep, codec: TextCodec) -> dict[str, Any]:
         "standings": [
             {
                 "child": standing.child,
-                "score": _finite(standing.score),
+                "score": finite(standing.score),
                 "finished": standing.finished,
                 "group": standing.group,
             }
@@ -150,14 +149,14 @@ def _token(token: GrownToken, codec: TextCodec) -> dict[str, Any]:
         "token": codec.decode_token(token.token_id) if codec.tokenizer is not None else None,
         "text": token.text,
         "num_taken_back": token.num_taken_back,
-        "logprob": _finite(token.logprob),
+        "logprob": finite(token.logprob),
         "rank": row[token.token_id].rank if row else None,
         "top": [
-            {"token_id": token_id, "token": entry.decoded_token, "logprob": _finite(entry.logprob)}
+            {"token_id": token_id, "token": entry.decoded_token, "logprob": finite(entry.logprob)}
             for token_id, entry in row.items()
         ],
         "mixture": None if token.mixture is None else _mixture(token.mixture),
-        "finish_reason": None if token.finish_reason is None else token.finish_reason.value,
+        "finish_reason": token.finish_reason,
         "stop_reason": token.stop_reason,
     }
 
@@ -165,13 +164,8 @@ def _token(token: GrownToken, codec: TextCodec) -> dict[str, Any]:
 def _mixture(report: MixtureReport) -> dict[str, Any]:
     return {
         "alpha": report.alpha,
-        "kl_teacher": _finite(report.kl_teacher),
-        "kl_theta": _finite(report.kl_theta),
-        "logprob_teacher": _finite(report.logprob_teacher),
-        "logprob_theta": _finite(report.logprob_theta),
+        "kl_teacher": finite(report.kl_teacher),
+        "kl_theta": finite(report.kl_theta),
+        "logprob_teacher": finite(report.logprob_teacher),
+        "logprob_theta": finite(report.logprob_theta),
     }
-
-
-def _finite(number: float) -> float | None:
-    """JSON knows no infinity."""
-    return number if math.isfinite(number) else None

@@ -14,12 +14,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from ramify.cli.as_json import as_json
 from ramify.cli.commands import app, main
 from ramify.cli.options import in_flags_words, made
 from ramify.cli.view import facts_that_fit
 from ramify.errors import InvalidInputError
 from ramify.models.generation_defaults import NO_DEFAULTS
-from ramify.outputs import CompletionOutput, RequestOutput
+from ramify.outputs import CompletionOutput, FinishReason, RequestOutput
 from ramify.sampling_params import OutputKind, SamplingParams
 
 COMMANDS = (("generate",), ("chat",), ("serve",), ("distill",), ("models",), ("models", "pull"), ())
@@ -212,6 +213,14 @@ def test_one_newline_at_the_end_of_a_piped_prompt_goes(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
     assert run("generate", "--plain", "--seed", "1")[1] == f"{prompt!r} piece by piece\n"
+
+
+def test_json_has_no_infinity() -> None:
+    """An empty output ranks last, by a score that JSON cannot write."""
+    completion = CompletionOutput(0, "", (), 0.0, score=float("-inf"), finish_reason=FinishReason.STOP)
+    line = json.dumps(as_json(RequestOutput("a", "x", (1,), (completion,), True), 7), allow_nan=False)
+    [told] = json.loads(line)["outputs"]
+    assert (told["score"], told["finish_reason"]) == (None, "stop")
 
 
 @pytest.mark.usefixtures("echo")
