@@ -10,7 +10,7 @@ from statistics import fmean, pstdev
 from typing import Any, Unpack
 
 from ramify.config import AlphaMethod, EngineConfig, EngineOptions, MixtureConfig
-from ramify.distill.recipe import MIXTURE_FIELDS, Recipe, load_preset
+from ramify.distill.recipe import MIXTURE_NAMES, Recipe, load_preset
 from ramify.drive import alpha_view
 from ramify.drive.build import build_pair
 from ramify.drive.intake import Prompt, as_prompts
@@ -25,7 +25,7 @@ from ramify.text.tokenizer import Tokenizer
 
 DIAGNOSTICS = tuple(name for name in MixtureReport._fields if name not in {"alpha", "is_clamped"})
 # What a caller may say beside a preset, which says the rest.
-RECIPE_OPTIONS = (*MIXTURE_FIELDS, "teacher_system_prompt", "theta_system_prompt", "enable_chat_template")
+RECIPE_OPTIONS = (*MIXTURE_NAMES, "teacher_system_prompt", "theta_system_prompt", "enable_chat_template")
 
 
 class PairOptions(EngineOptions, total=False):

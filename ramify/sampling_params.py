@@ -27,6 +27,9 @@ MAX_STOP_LENGTH = 1_024
 MAX_BAD_WORDS = 128
 MAX_LOGITS_PROCESSORS = 128
 
+# Fields that no flag and no HTTP request has: functions, and how text is given out, which a command or server decides.
+PYTHON_ALONE = frozenset({"logits_processors", "output_kind", "detokenize"})
+
 T = TypeVar("T")
 LogitsProcessor = Callable[..., Any]
 ScoreName = Literal["cumulative_logprob", "mean_logprob"]

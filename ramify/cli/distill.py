@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from ramify import validation as check
-from ramify.cli.messages import say
+from ramify.cli.messages import say, say_warning
 from ramify.cli.options import ENGINE_FLAGS, chosen, flag_of, flags_of, in_flags_words, override_flags_of, with_flags
 from ramify.config import EngineConfig
 from ramify.distill.files import DATA, REPORT, WRITTEN
@@ -27,8 +25,8 @@ if TYPE_CHECKING:
 RECIPE_FIELDS = fields(Recipe)
 RECIPE = override_flags_of(RECIPE_FIELDS, "Recipe (default: what the preset says)")
 # The recipe names both models, and says how to draw from them.
-ENGINE_FIELDS = tuple(field for field in ENGINE_FLAGS if field.name not in {"model", "generation_config"})
-ENGINE = flags_of(ENGINE_FIELDS, "Engine")
+OTHER_ENGINE_FLAGS = tuple(field for field in ENGINE_FLAGS if field.name not in {"model", "generation_config"})
+ENGINE = flags_of(OTHER_ENGINE_FLAGS, "Engine")
 MOST_SHOWN = 10
 NOTHING_ACCEPTED = 3  # exit status; 1 and 2 are failures and refusals
 
@@ -60,7 +58,7 @@ def distill(
     from ramify.drive.build import build_engine
     from ramify.optimal import OptimalSampling
 
-    options: Any = chosen(values, ENGINE_FIELDS)
+    options: Any = chosen(values, OTHER_ENGINE_FLAGS)
     run = Run(
         recipe,
         found,
@@ -116,11 +114,10 @@ def _read(problems: Path, limit: int | None, *, skips: bool, has_oracle: bool) -
 
 
 def _warn_of(problems: Path, malformed: Sequence[Malformed]) -> None:
-    console = Console(stderr=True)
     for bad_line in malformed[:MOST_SHOWN]:
-        console.print(Text(f"{problems}, {bad_line}", style="yellow"), soft_wrap=True)
+        say_warning(f"{problems}, {bad_line}")
     if len(malformed) > MOST_SHOWN:
-        console.print(f"... and {len(malformed) - MOST_SHOWN} more", style="yellow")
+        say_warning(f"... and {len(malformed) - MOST_SHOWN} more")
 
 
 def _print_summary(summary: Summary, out: Path) -> None:

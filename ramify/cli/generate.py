@@ -16,6 +16,7 @@ from ramify.cli.as_json import as_json
 from ramify.cli.messages import say, say_error
 from ramify.cli.options import ENGINE_FLAGS, flag_of, flags_of, made, with_flags
 from ramify.cli.recommendation import completed, said_fields, sampling_flags
+from ramify.cli.standard_input import read_all
 from ramify.cli.two_models import PAIR, TwoModels, two_models
 from ramify.errors import InvalidInputError
 from ramify.sampling_params import OutputKind, SamplingParams, SamplingStrategy, SamplingType
@@ -96,13 +97,9 @@ def _prompt_texts(prompts: list[str]) -> list[str]:
 
 
 def _read_prompt() -> str:
-    """All of standard input but the newline that ends its last line."""
     if sys.stdin.isatty():
         say("Type a prompt, then Ctrl-D:")
-    try:
-        return sys.stdin.read().removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(f"standard input is no text in {error.encoding}: {error.reason}") from None
+    return read_all()
 
 
 def _stream(llm: LLM, prompt: str, params: SamplingParams) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ramify.errors import InvalidInputError
+from ramify.cli.standard_input import text_alone
 
 BOLD, PLAIN = "\033[1m", "\033[0m"
 
@@ -27,14 +27,13 @@ class LineEditor:
         lines: list[str] = []
         try:
             while True:
-                line = input(self._prompts[bool(lines)])
+                with text_alone():
+                    line = input(self._prompts[bool(lines)])
                 if not (self.is_interactive and line.endswith("\\")):
                     return "\n".join([*lines, line])
                 lines.append(line[:-1])
         except EOFError:
             return "\n".join(lines) if lines else None
-        except UnicodeDecodeError as error:
-            raise InvalidInputError(f"standard input is no text in {error.encoding}: {error.reason}") from None
 
 
 def _enable_editing() -> bool:

@@ -1,4 +1,4 @@
-"""What a command tells on standard error: dim lines of progress, and one line for an error.
+"""What a command tells on standard error: dim lines of progress, yellow warnings, and one line for an error.
 
 Lines are wrapped for people alone: a message that is piped or searched through stays in one piece.
 """
@@ -11,6 +11,10 @@ from rich.text import Text
 
 def say(message: str) -> None:
     _print(Text(message, style="dim"))
+
+
+def say_warning(message: str) -> None:
+    _print(Text(message, style="yellow"))
 
 
 def say_error(message: str) -> None:

@@ -14,13 +14,11 @@ import typer
 
 from ramify.config import CacheConfig, MixtureConfig, ModelConfig, SchedulerConfig
 from ramify.errors import InvalidInputError
-from ramify.sampling_params import SamplingParams
+from ramify.sampling_params import PYTHON_ALONE, SamplingParams
 from ramify.server.config import PairConfig, ServerConfig
 
 ENGINE_FIELDS = tuple(field for kind in (ModelConfig, CacheConfig, SchedulerConfig) for field in fields(kind))
-# Functions cannot be typed, and a command decides itself how it shows text.
-NOT_FLAGS = frozenset({"logits_processors", "output_kind", "detokenize"})
-SAMPLING_FIELDS = tuple(field for field in fields(SamplingParams) if field.name not in NOT_FLAGS)
+SAMPLING_FIELDS = tuple(field for field in fields(SamplingParams) if field.name not in PYTHON_ALONE)
 # The engine's own seed would collide with the request's --seed, which is the one people mean.
 ENGINE_FLAGS = tuple(field for field in ENGINE_FIELDS if field.name != "seed")
 SERVER_FIELDS, PAIR_FIELDS, MIXTURE_FIELDS = fields(ServerConfig), fields(PairConfig), fields(MixtureConfig)

@@ -22,8 +22,8 @@ from ramify.errors import InvalidInputError, RamifyError
 from ramify.sampling_params import SamplingParams
 
 Match = Literal["none", "exact", "number"]
-MIXTURE_FIELDS = tuple(each.name for each in fields(MixtureConfig))
-SAMPLING_FIELDS = ("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop")
+MIXTURE_NAMES = tuple(each.name for each in fields(MixtureConfig))
+SAMPLING_NAMES = ("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop")
 
 
 def _field(default: Any, help_text: str) -> Any:
@@ -95,11 +95,11 @@ class Recipe:
         check.number("oracle_temperature", self.oracle_temperature, 0)
 
     def mixture_options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in MIXTURE_FIELDS}
+        return {name: getattr(self, name) for name in MIXTURE_NAMES}
 
     def sampling_options(self) -> dict[str, Any]:
         """The samples' settings as SamplingParams takes them; the seed is left to whoever draws."""
-        return {name: getattr(self, name) for name in SAMPLING_FIELDS} | {"stop": list(self.stop) or None}
+        return {name: getattr(self, name) for name in SAMPLING_NAMES} | {"stop": list(self.stop) or None}
 
     def sampling(self, seed: int) -> SamplingParams:
         return SamplingParams(seed=seed, **self.sampling_options())

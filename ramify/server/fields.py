@@ -14,7 +14,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model,
 
 from ramify import validation as check
 from ramify.models.generation_defaults import RECOMMENDED_FIELDS, GenerationDefaults
-from ramify.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_LENGTH, MAX_STOP_STRINGS, Limits, SamplingParams
+from ramify.sampling_params import (
+    MAX_LOGIT_BIASES,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    PYTHON_ALONE,
+    Limits,
+    SamplingParams,
+)
 
 TokenId = Annotated[int, Field(ge=0, le=check.LARGEST_TOKEN_ID)]
 # The first id that is wrong ends the check: a body may hold millions, and an error for each would fill the memory.
@@ -41,10 +48,9 @@ DIFFERENT: dict[str, Any] = {
     "stop": _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOP_STRINGS)],
     "logit_bias": Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES), AfterValidator(_biases)],
 }
-# Then fields that each route defines itself, and fields that no client sends: functions, and what the server decides.
+# Then fields that each route defines itself.
 BY_ROUTE = frozenset({"max_tokens", "logprobs", "prompt_logprobs"})
-NOT_SENT = frozenset({"logits_processors", "output_kind", "detokenize"})
-SHARED = tuple(option for option in dataclasses.fields(SamplingParams) if option.name not in BY_ROUTE | NOT_SENT)
+SHARED = tuple(option for option in dataclasses.fields(SamplingParams) if option.name not in BY_ROUTE | PYTHON_ALONE)
 
 
 def _json_type(option: dataclasses.Field[Any]) -> Any:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from ramify.cli.options import NOT_FLAGS, SAMPLING_FIELDS
+from ramify.cli.options import SAMPLING_FIELDS
 from ramify.errors import InvalidInputError
 from ramify.models.generation_defaults import NO_DEFAULTS
-from ramify.sampling_params import SamplingParams
-from ramify.server.fields import BY_ROUTE, DIFFERENT, NOT_SENT, SHARED, SamplingFields
+from ramify.sampling_params import PYTHON_ALONE, SamplingParams
+from ramify.server.fields import BY_ROUTE, DIFFERENT, SHARED, SamplingFields
 from ramify.server.protocol import CompletionRequest
 
 TYPES = {option.name: str(option.type).removesuffix(" | None") for option in SHARED}
@@ -57,11 +57,11 @@ def engine_takes(name: str, value: object) -> bool:
 
 def test_a_field_of_sampling_params_is_sent_or_an_exception_that_is_written_down() -> None:
     named = {option.name for option in fields(SamplingParams)}
-    assert named - set(SamplingFields.model_fields) == BY_ROUTE | NOT_SENT
+    assert named - set(SamplingFields.model_fields) == BY_ROUTE | PYTHON_ALONE
     assert set(SamplingFields.model_fields) - named == {"model"}
-    assert named >= {*DIFFERENT, *BY_ROUTE, *NOT_SENT}, "an exception for a field that is gone"
+    assert named >= {*DIFFERENT, *BY_ROUTE, *PYTHON_ALONE}, "an exception for a field that is gone"
     assert set(CompletionRequest.model_fields) >= BY_ROUTE
-    assert not set(CompletionRequest.model_fields) & NOT_SENT
+    assert not set(CompletionRequest.model_fields) & PYTHON_ALONE
 
 
 @pytest.mark.parametrize("name", sorted(set(TYPES) - set(DIFFERENT)))
@@ -110,7 +110,7 @@ def test_null_is_the_same_as_leaving_a_field_out(name: str) -> None:
 
 def test_the_reference_says_what_the_command_line_says() -> None:
     flags = {option.name: option.metadata["help"] for option in SAMPLING_FIELDS}
-    assert {option.name for option in fields(SamplingParams)} == {*flags, *NOT_FLAGS}
+    assert {option.name for option in fields(SamplingParams)} == {*flags, *PYTHON_ALONE}
     for option in SHARED:
         described = SamplingFields.model_fields[option.name].description
         assert described is not None
