@@ -11,11 +11,11 @@ from ramify.config import DEFAULT_MODEL, EngineConfig, EngineOptions
 from ramify.drive.async_engine import AsyncEngine, RequestStream
 from ramify.drive.build import build_engine
 from ramify.drive.intake import Prompt
-from ramify.keywords import strict_keywords
+from ramify.foreign.keywords import strict_keywords
+from ramify.foreign.vllm import CHAT_KEYWORDS, GENERATE_KEYWORDS
 from ramify.sampling_params import SamplingParams
 from ramify.text.codec import Message
 from ramify.text.hugging_face_tokenizer import HuggingFaceTokenizer
-from ramify.vllm_options import CHAT_KEYWORDS, GENERATE_KEYWORDS
 
 
 class AsyncLLM:

@@ -12,8 +12,8 @@ from typing import Any, Literal, TypedDict, get_args
 
 from ramify import validation as check
 from ramify.errors import InvalidInputError
-from ramify.keywords import own_keywords
-from ramify.vllm_options import ENGINE_OPTIONS, in_our_spelling
+from ramify.foreign.keywords import own_keywords
+from ramify.foreign.vllm import ENGINE_OPTIONS, in_our_spelling
 
 ModelDType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
 Device = Literal["auto", "cpu", "cuda"]

@@ -15,13 +15,13 @@ from ramify.drive.intake import Prompt, as_prompts, one_for_each
 from ramify.drive.loops import Calls
 from ramify.engine.request import Request
 from ramify.errors import InvalidInputError, UnsupportedAttributeError, WeightsError
-from ramify.keywords import own_keywords, strict_keywords
+from ramify.foreign.keywords import own_keywords, strict_keywords
+from ramify.foreign.vllm import ATTRIBUTES, CHAT_KEYWORDS, GENERATE_KEYWORDS
 from ramify.models.weights import fill
 from ramify.outputs import RequestOutput
 from ramify.sampling_params import SamplingParams, SamplingStrategy
 from ramify.text.codec import Message
 from ramify.text.hugging_face_tokenizer import HuggingFaceTokenizer
-from ramify.vllm_options import ATTRIBUTES, CHAT_KEYWORDS, GENERATE_KEYWORDS
 
 
 class LLM:

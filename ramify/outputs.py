@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ramify.errors import InvalidInputError
-from ramify.truth import Truth
+from ramify.foreign.truth import Truth
 
 
 class FinishReason(StrEnum):

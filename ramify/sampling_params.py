@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeVar, get_args
 from ramify import validation as check
 from ramify.config import SEED_HIGH, SEED_LOW
 from ramify.errors import InvalidInputError
-from ramify.keywords import strict_keywords
-from ramify.truth import Truth
-from ramify.vllm_options import SAMPLING_FIELDS
+from ramify.foreign.keywords import strict_keywords
+from ramify.foreign.truth import Truth
+from ramify.foreign.vllm import SAMPLING_FIELDS
 
 MAX_SAMPLES = 16_384
 MAX_TOKENS = 2**31 - 1

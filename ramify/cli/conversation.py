@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ramify.disk import write_new
 from ramify.errors import InvalidInputError
+from ramify.files.disk import write_new
 
 Messages = list[dict[str, str]]
 SHARE_OF_ANSWER = 4  # an answer gets at least a quarter of the context, if it may be that long

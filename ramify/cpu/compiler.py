@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ramify import disk
 from ramify.errors import RamifyError
+from ramify.files import disk
 from ramify.models.embedded import cache_folder
 
 # OpenMP's pragmas, but not its library: torch has brought one, and two would fight for the cores.

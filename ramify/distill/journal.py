@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ramify.disk import write_whole
 from ramify.distill.files import SAMPLES, SETTINGS
 from ramify.distill.problem_lines import ProblemLines
 from ramify.distill.problems import Problem
 from ramify.distill.recipe import Recipe
 from ramify.errors import InvalidInputError
+from ramify.files.disk import write_whole
 
 
 class Journal:

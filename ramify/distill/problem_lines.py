@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ramify import disk
 from ramify.errors import InvalidInputError, RamifyError
+from ramify.files import disk
 
 
 class ProblemLines:

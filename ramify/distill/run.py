@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ramify.disk import write_whole
 from ramify.distill.advice import advice
 from ramify.distill.files import DATA, REPORT
 from ramify.distill.journal import Journal
@@ -23,6 +22,7 @@ from ramify.distill.tally import Tally
 from ramify.drive.build import Engine
 from ramify.drive.intake import Intake
 from ramify.errors import InvalidInputError
+from ramify.files.disk import write_whole
 
 if TYPE_CHECKING:
     from ramify.engine.request import Request

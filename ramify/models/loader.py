@@ -10,6 +10,7 @@ import torch
 
 from ramify.config import EngineConfig, ModelConfig, ModelDType
 from ramify.errors import InvalidInputError, ModelError
+from ramify.files.json_file import read_optional_json
 from ramify.models import embedded, memory, source, weights
 from ramify.models.decoder import Decoder
 from ramify.models.generation_defaults import (
@@ -22,7 +23,6 @@ from ramify.models.generation_defaults import (
 from ramify.models.gguf_checkpoint import GGUFCheckpoint
 from ramify.models.st_file import SafetensorsCheckpoint, read_architecture
 from ramify.text.gguf_tokenizer import tokenizer_from_gguf
-from ramify.text.json_file import read_optional_json
 from ramify.text.tokenizer import Tokenizer
 from ramify.text.tokenizer_folder import load_folder
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from ramify import disk
 from ramify.errors import ModelNotFoundError
+from ramify.files import disk
 from ramify.models import embedded
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

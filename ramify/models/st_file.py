@@ -10,10 +10,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ramify.errors import FileFormatError, ModelNotFoundError
+from ramify.files.json_file import read_json, read_optional_json
 from ramify.models.families import Architecture, architecture_from_config
 from ramify.models.generation_defaults import CONFIG_FILE
 from ramify.models.weights import EMBEDDING
-from ramify.text.json_file import read_json, read_optional_json
 from ramify.validation import shown
 
 INDEX = "model.safetensors.index.json"

@@ -11,7 +11,7 @@ from typing import Any
 
 from ramify import validation as check
 from ramify.errors import InvalidInputError, UnsupportedAttributeError
-from ramify.keywords import Foreign, own_keywords, strict_keywords
+from ramify.foreign.keywords import Foreign, own_keywords, strict_keywords
 from ramify.text.codec import Message, TextCodec
 from ramify.text.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from ramify.errors import FileFormatError, ModelNotFoundError, UnsupportedModelError
-from ramify.text.json_file import read_optional_json, read_text
+from ramify.files.json_file import read_optional_json, read_text
 from ramify.text.tokenizer import Tokenizer, backend_panics_become
 from ramify.text.tokenizer_limits import MOST_ADDED_TOKENS
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from ramify import disk
 from ramify.cpu import compiler
 from ramify.errors import ModelNotFoundError, RamifyError
+from ramify.files import disk
 from ramify.models import embedded, source
 
 Fill = Callable[[str], None]

@@ -17,13 +17,13 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from ramify import LLM, FileFormatError, ModelConfig, ModelLoader, ModelNotFoundError, SamplingParams
 from ramify.errors import RamifyError
+from ramify.files.json_file import DEEPEST_JSON, nesting, parse_object, read_json
 from ramify.models.families import Architecture, architecture_from_config, architecture_from_gguf
 from ramify.models.generation_defaults import GGUF_KEYS, RECOMMENDED_FIELDS, defaults_from_gguf
 from ramify.models.gguf_file import GGUFFile
 from ramify.models.rope import inverse_frequencies
 from ramify.text.codec import TextCodec
 from ramify.text.gguf_tokenizer import tokenizer_from_gguf
-from ramify.text.json_file import DEEPEST_JSON, nesting, parse_object, read_json
 from ramify.text.tokenizer_folder import load_folder
 from tests.alterations import FOREIGN, check_message, random_alteration, use, with_value
 from tests.conftest import CheckpointMaker

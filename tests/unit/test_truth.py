@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from ramify import CompletionOutput, FinishReason, ParentRequest, SamplingParams
-from ramify.truth import Truth
+from ramify.foreign.truth import Truth
 
 RUNNING = CompletionOutput(0, "On", (5,), -0.5)
 ENDED = replace(RUNNING, finish_reason=FinishReason.LENGTH)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ramify.keywords import Foreign
+from ramify.foreign.keywords import Foreign
 
 _ONE_DEVICE = "a model runs on one device"
 _FULL_WEIGHTS = "quantised weights are read from GGUF files"

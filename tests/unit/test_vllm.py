@@ -12,36 +12,36 @@ from typing import Any
 
 import pytest
 
-from ramify import vllm_options
 from ramify.config import EngineConfig
 from ramify.errors import InvalidInputError, UnsupportedError
-from ramify.keywords import Foreign, own_keywords, strict_keywords
+from ramify.foreign import vllm
+from ramify.foreign.keywords import Foreign, own_keywords, strict_keywords
 from ramify.sampling_params import SamplingParams
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming_from_vllm.md"
 MARK = re.compile(r"(<!-- options: [^\n]*-->\n).*", re.DOTALL)
 TABLES = {
-    "`LLM(…)`": vllm_options.ENGINE_OPTIONS,
-    "`SamplingParams(…)`": vllm_options.SAMPLING_FIELDS,
-    "`llm.generate`, `llm.chat`": vllm_options.CHAT_KEYWORDS,
+    "`LLM(…)`": vllm.ENGINE_OPTIONS,
+    "`SamplingParams(…)`": vllm.SAMPLING_FIELDS,
+    "`llm.generate`, `llm.chat`": vllm.CHAT_KEYWORDS,
 }
 
 
 # -- options of LLM --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(vllm_options.ENGINE_OPTIONS))
+@pytest.mark.parametrize("name", sorted(vllm.ENGINE_OPTIONS))
 def test_a_neutral_option_changes_nothing(name: str) -> None:
-    option = vllm_options.ENGINE_OPTIONS[name]
+    option = vllm.ENGINE_OPTIONS[name]
     for value in (None, *option.neutral, *((3, "x") if option.changes_nothing else ())):
         assert EngineConfig.from_options(**{name: value}) == EngineConfig()
 
 
 @pytest.mark.parametrize(
-    "name", sorted(name for name, option in vllm_options.ENGINE_OPTIONS.items() if not option.changes_nothing)
+    "name", sorted(name for name, option in vllm.ENGINE_OPTIONS.items() if not option.changes_nothing)
 )
 def test_any_other_value_is_refused_with_what_to_do_instead(name: str) -> None:
-    for value in (2, "other", True if False in vllm_options.ENGINE_OPTIONS[name].neutral else 17):
+    for value in (2, "other", True if False in vllm.ENGINE_OPTIONS[name].neutral else 17):
         with pytest.raises(UnsupportedError, match=rf"^{name} must be .*, got {value!r}: .+"):
             EngineConfig.from_options(**{name: value})
 
@@ -92,8 +92,8 @@ def test_values_that_vllm_spells_otherwise() -> None:
 
 def test_no_option_of_ours_is_called_foreign() -> None:
     own = {option.name for part in fields(EngineConfig) for option in fields(getattr(EngineConfig(), part.name))}
-    assert not own & vllm_options.ENGINE_OPTIONS.keys()
-    assert not {option.name for option in fields(SamplingParams)} & vllm_options.SAMPLING_FIELDS.keys()
+    assert not own & vllm.ENGINE_OPTIONS.keys()
+    assert not {option.name for option in fields(SamplingParams)} & vllm.SAMPLING_FIELDS.keys()
 
 
 # -- fields of SamplingParams ----------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def _tables() -> str:
         if free:
             parts.append(f"| {free} | any value | no result depends on them |")
     parts += ["\n**Attributes of `LLM`**, refused by name\n", "| attribute | instead |", "|---|---|"]
-    parts += [f"| `{name}` | {instead} |" for name, instead in vllm_options.ATTRIBUTES.items()]
+    parts += [f"| `{name}` | {instead} |" for name, instead in vllm.ATTRIBUTES.items()]
     return "\n".join(parts) + "\n"
 
 
@@ -203,4 +203,4 @@ def test_the_page_lists_what_the_code_has() -> None:
         PAGE.write_text(page)
     found = MARK.search(page)
     assert found is not None
-    assert found[0].removeprefix(found[1]) == _tables(), "WRITE=1 pytest tests/unit/test_vllm_options.py writes it"
+    assert found[0].removeprefix(found[1]) == _tables(), "WRITE=1 pytest tests/unit/test_vllm.py writes it"
