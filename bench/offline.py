@@ -95,22 +95,37 @@ def floor_tok_s(workload: Workload) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="ramify bench", description=__doc__.split("\n")[0])
     parser.add_argument(
-        "--workloads", nargs="+", choices=list(CPU_WORKLOADS), default=list(CPU_WORKLOADS), help="default: all"
+        "--workloads",
+        nargs="+",
+        metavar="NAME",
+        choices=list(CPU_WORKLOADS),
+        default=list(CPU_WORKLOADS),
+        help=f"some of {', '.join(CPU_WORKLOADS)} (default: all)",
     )
     parser.add_argument(
-        "--rivals", nargs="*", choices=RIVALS, default=["transformers"], help="default: transformers; none is fine too"
+        "--rivals",
+        nargs="*",
+        metavar="NAME",
+        choices=RIVALS,
+        default=["transformers"],
+        help=f"some of {', '.join(RIVALS)}, or nothing (default: transformers)",
     )
-    parser.add_argument("--repeats", type=int, default=2, help="runs of each, the best counts (default: 2)")
+    parser.add_argument(
+        "--repeats", metavar="N", type=int, default=2, help="runs of each, the best counts (default: 2)"
+    )
     parser.add_argument(
         "--vllm-python",
+        metavar="PATH",
         default=os.environ.get("RAMIFY_BENCH_VLLM_PYTHON", sys.executable),
         help="the interpreter of an environment that has vLLM",
     )
-    parser.add_argument("--llama-cpp-python", default=sys.executable, help="the same for llama-cpp-python")
+    parser.add_argument(
+        "--llama-cpp-python", metavar="PATH", default=sys.executable, help="the same for llama-cpp-python"
+    )
     parser.add_argument("--quiet", action="store_true", help="run only while nobody else computes here (Linux)")
-    parser.add_argument("--save", type=Path, help="append one JSON object per result to this file")
+    parser.add_argument("--save", metavar="FILE", type=Path, help="append one JSON object per result to this file")
     options = parser.parse_args()
 
     results: Results = {}

@@ -36,10 +36,13 @@ def distill(
     problems: Annotated[
         Path, typer.Argument(metavar="PROBLEMS", help="JSONL: an object with `question` and `answer` a line.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="A folder; the same one again goes on where it stopped.")],
-    preset: Annotated[str, typer.Option(help=f"{', '.join(preset_names())}, or a YAML file.")] = "base",
-    limit: Annotated[int | None, typer.Option(help="Only the first so many lines.")] = None,
-    on_malformed: Annotated[str, typer.Option(help="stop, or skip: what a bad line does.")] = "stop",
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="FOLDER", help="A folder; the same one again goes on where it stopped."),
+    ],
+    preset: Annotated[str, typer.Option(metavar="TEXT", help=f"{', '.join(preset_names())}, or a YAML file.")] = "base",
+    limit: Annotated[int | None, typer.Option(metavar="INTEGER", help="Only the first so many lines.")] = None,
+    on_malformed: Annotated[str, typer.Option(metavar="TEXT", help="stop, or skip: what a bad line does.")] = "stop",
     **values: Any,
 ) -> None:
     """Make training data of a teacher and a student.

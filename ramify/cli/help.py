@@ -16,6 +16,10 @@ class Command(TyperCommand):
     Names that leave no room beside them have a line of their own, above their text.
     """
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """An argument that is needed stands bare, as everywhere; brackets are for what may be left out."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         for parameter in self.get_params(ctx):

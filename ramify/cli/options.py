@@ -25,6 +25,7 @@ SERVER_FIELDS, PAIR_FIELDS, MIXTURE_FIELDS = fields(ServerConfig), fields(PairCo
 
 Made = TypeVar("Made")
 
+LOGIT_BIAS_EXAMPLE = """'{"50": -2.5}'"""  # quoted as a shell wants it
 _SHORT = {"n": "-n", "model": "-m"}
 _METAVARS = {"bool": None, "int": "INTEGER", "float": "NUMBER"}  # by the first word of a type; all else is TEXT
 _PLAIN_TYPES: dict[str, Any] = {
@@ -58,6 +59,7 @@ def optional(flag: inspect.Parameter, shown: str | bool = False) -> inspect.Para
     """The flag, None if it is left out; `shown` is what the help says of that."""
     kind, option = get_args(flag.annotation)
     option.show_default = shown
+    option.help = option.help.removesuffix(_switch_default(flag.default))
     return flag.replace(default=None, annotation=Annotated[kind | None, option])
 
 
@@ -123,7 +125,7 @@ def _parameter(field: Field[Any], panel: str, defaults: Mapping[str, Any]) -> in
         *names,
         help=_help(field, kind, default),
         rich_help_panel=panel,
-        metavar=_metavar(kind),
+        metavar=_metavar(field, kind),
         show_default=kind is not bool,
         parser=_PARSERS.get(str(field.type)),
     )
@@ -135,32 +137,44 @@ def _parameter(field: Field[Any], panel: str, defaults: Mapping[str, Any]) -> in
 def _help(field: Field[Any], kind: Any, default: Any) -> str:
     says: str = field.metadata["help"]
     if kind is bool:
-        return f"{says}  [default: {'on' if default else 'off'}]"
+        return says + _switch_default(default)
+    if field.name == "logit_bias":
+        return f"{says}, like {LOGIT_BIAS_EXAMPLE}"
     return f"{says} (repeatable)" if str(kind).startswith("list[") else says
 
 
-def _metavar(kind: Any) -> str | None:
+def _switch_default(default: Any) -> str:
+    """What the help says of a switch that is left out; typer would name the flag a second time."""
+    return f"  [default: {'on' if default else 'off'}]"
+
+
+def _metavar(field: Field[Any], kind: Any) -> str | None:
+    if field.name == "logit_bias":
+        return "JSON"
     [word] = re.findall(r"bool|int|float|str", str(kind))[:1]
     return _METAVARS.get(word, "TEXT")
 
 
-def _or_none(parse: Callable[[str], Made], what: str) -> Callable[[Any], Made | None]:
+def _number(parse: Callable[[str], Made], what: str, *, or_none: bool) -> Callable[[Any], Made | None]:
     """`none` is how None is typed: a flag whose default is a number could not say it otherwise."""
 
-    def parse_or_none(text: Any) -> Made | None:
-        if str(text).lower() == "none":
+    def parse_number(text: Any) -> Made | None:
+        if or_none and str(text).lower() == "none":
             return None
         try:
             return parse(str(text))
         except ValueError:
-            raise typer.BadParameter(f"{text!r} is neither {what} nor none") from None
+            wanted = f"neither {what} nor none" if or_none else f"not {what}"
+            raise typer.BadParameter(f"{text!r} is {wanted}") from None
 
-    return parse_or_none
+    return parse_number
 
 
 _PARSERS: dict[str, Callable[[Any], Any]] = {
-    "int | None": _or_none(int, "an integer"),
-    "float | None": _or_none(float, "a number"),
+    "int": _number(int, "an integer", or_none=False),
+    "float": _number(float, "a number", or_none=False),
+    "int | None": _number(int, "an integer", or_none=True),
+    "float | None": _number(float, "a number", or_none=True),
 }
 
 
@@ -176,7 +190,7 @@ def _parsed(field: Field[Any], value: Any) -> Any:
         try:
             return {int(key): bias for key, bias in json.loads(value).items()}
         except (ValueError, AttributeError):
-            raise InvalidInputError(f"--logit-bias must be JSON like '{{\"50\": -2.5}}', got {value!r}") from None
+            raise InvalidInputError(f"--logit-bias must be JSON like {LOGIT_BIAS_EXAMPLE}, got {value!r}") from None
     if field.name == "early_stopping" and value in ("true", "false"):
         return value == "true"
     if value == []:

@@ -31,10 +31,12 @@ offline.main()
 """
 
 
-def run(code: str, *arguments: str, path: Path = ROOT / "bench") -> subprocess.CompletedProcess[str]:
+def run(
+    code: str, *arguments: str, path: Path = ROOT / "bench", columns: int = 120
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(ROOT)])},
+        env={**os.environ, "COLUMNS": str(columns), "PYTHONPATH": os.pathsep.join([str(path), str(ROOT)])},
         cwd=path,
         capture_output=True,
         text=True,
@@ -58,6 +60,13 @@ def test_ctrl_c_reports_what_was_measured() -> None:
     assert "Traceback" not in done.stderr
     assert "generated tokens per second" in done.stdout
     assert "transformers 20.0: 2.00x" in done.stdout
+
+
+def test_help_names_the_command_and_fits_a_terminal() -> None:
+    help_page = "import sys; sys.argv = ['offline.py', '--help']; import offline; offline.main()"
+    shown = run(help_page, columns=80).stdout
+    assert shown.startswith("usage: ramify bench ")
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_the_command_is_there_where_the_benchmarks_are(tmp_path: Path) -> None:

@@ -53,6 +53,36 @@ def test_what_a_command_does_is_told_in_full() -> None:
     assert "..." not in listed
 
 
+def test_help_of_distill_says_nothing_of_switches_that_the_preset_sets() -> None:
+    shown = CliRunner().invoke(app, ["distill", "--help"], env={"COLUMNS": "80"}).output
+    recipe = shown[shown.index("\nRecipe ") : shown.index("\nEngine:")]
+    assert "--enable-chat-template" in recipe
+    assert "[default" not in recipe
+    assert " distill [OPTIONS] PROBLEMS\n" in shown
+    assert "<" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("generate", "hi", "--temperature", "warm"), "'warm' is not a number"),
+        (("generate", "hi", "-n", "many"), "'many' is not an integer"),
+        (("serve", "--port", "abc"), "'abc' is not an integer"),
+        (("serve", "--grace-period", "long"), "'long' is not a number"),
+    ],
+)
+def test_words_in_the_place_of_numbers_are_refused_plainly(arguments: tuple[str, ...], expected: str) -> None:
+    refused = CliRunner().invoke(app, [*arguments])
+    assert refused.exit_code == 2
+    assert expected in refused.output
+
+
+def test_the_help_shows_how_a_bias_is_typed() -> None:
+    shown = CliRunner().invoke(app, ["generate", "--help"], env={"COLUMNS": "120"}).output
+    assert "--logit-bias JSON " in shown
+    assert """like '{"50": -2.5}'""" in " ".join(shown.split())
+
+
 def test_help_puts_flags_under_their_panels() -> None:
     shown = CliRunner().invoke(app, ["generate", "--help"], env={"COLUMNS": "80"}).output
     options, sampling, engine = (shown.index(f"\n{panel}:\n") for panel in ("Options", "Sampling", "Engine"))
