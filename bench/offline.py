@@ -134,7 +134,8 @@ def main() -> None:
         compare(options, results)
     except KeyboardInterrupt:
         status = 130
-        print("\nstopped: what was measured until now", file=sys.stderr)
+        told = "what was measured until now" if any(results.values()) else "nothing was measured until now"
+        print(f"\nstopped: {told}", file=sys.stderr)
     if not any(results.values()):
         sys.exit(status or 1)
     report(results)

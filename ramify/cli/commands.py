@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from ramify.cli.generate import generate
 from ramify.cli.help import WIDEST, Command
 from ramify.cli.messages import say_error
 from ramify.cli.serve import serve
+from ramify.cli.streams import discard_output, prepare_streams
 from ramify.errors import RamifyError
 from ramify.version import __version__
 
@@ -36,13 +38,23 @@ app.add_typer(models.app, name="models")
 
 def main() -> None:
     """The command's entry point: an error of ours is one line."""
+    prepare_streams()
     try:
-        app(prog_name="ramify")
+        try:
+            app(prog_name="ramify")
+        finally:
+            sys.stdout.flush()  # what cannot be written is told below, not by Python as it ends
     except RamifyError as error:
         say_error(str(error))
         sys.exit(2)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader is gone, and Python would complain about that on exit
+    except BrokenPipeError:  # whoever read it has had enough
+        discard_output()
+        sys.exit(1)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        discard_output()
+        say_error("standard output cannot be written: the disk is full")
         sys.exit(1)
 
 

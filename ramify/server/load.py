@@ -19,9 +19,7 @@ _log = logging.getLogger(__name__)
 def load_model(model: str, options: Mapping[str, Any], name: str | None) -> ServedModel:
     llm = AsyncLLM(model, say=_log.info, **options)
     if llm.generation_defaults:
-        _log.info(
-            "Requests that leave it open get %s; --generation-config none leaves that out", llm.generation_defaults
-        )
+        _log.info("Defaults of requests: %s", llm.generation_defaults)
     return ServedModel.of(llm, name)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -251,6 +253,27 @@ def test_json_has_no_infinity() -> None:
     line = json.dumps(as_json(RequestOutput("a", "x", (1,), (completion,), True), 7), allow_nan=False)
     [told] = json.loads(line)["outputs"]
     assert (told["score"], told["finish_reason"]) == (None, "stop")
+
+
+@pytest.mark.usefixtures("echo")
+def test_a_closed_standard_input_is_an_empty_one(run: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert run("generate", "--plain", "--seed", "1")[1] == "'' piece by piece\n"
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_bytes_that_are_no_text_are_refused_before_a_model_is_loaded(
+    run: Ran, monkeypatch: pytest.MonkeyPatch, errors: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\x80"), encoding="utf-8", errors=errors))
+    assert run("generate") == (2, "", "error: standard input is no text in utf-8: invalid start byte\n")
+
+
+def test_a_full_disk_under_standard_output_is_told_in_one_line() -> None:
+    command = [sys.executable, "-c", "from ramify.cli import main; main()", "--help"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "error: standard output cannot be written: the disk is full\n")
 
 
 @pytest.mark.usefixtures("echo")
