@@ -15,6 +15,8 @@ demo: .venv/.installed
 	@echo 'Next: . .venv/bin/activate, and then'
 	@echo '    ramify generate "The best thing about trees is" -n 4 --temperature 0.8'
 	@echo '    python examples/majority_vote.py'
+	@echo '    ramify chat'
+	@echo '    make serve              # and look at http://127.0.0.1:8000'
 
 test: .venv/.installed-dev
 	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not long"

@@ -21,9 +21,11 @@ MESSAGES: list[Any] = [{"role": "user", "content": "What is the capital of Franc
 
 @pytest.fixture(scope="module")
 def script() -> dict[str, Any]:
-    """What the page's script leaves behind: it says `from vllm import`, and finds Ramify."""
+    """What the page's script leaves behind, with the import that it had for vLLM: it finds Ramify."""
     [source] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert source.startswith("from vllm import LLM, SamplingParams")
+    imported, was = "from ramify import LLM, SamplingParams", "from vllm import LLM, SamplingParams"
+    assert source.startswith(f"{imported}  # was: {was}\n")
+    source = source.replace(imported, was, 1)
     names: dict[str, Any] = {}
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
