@@ -25,7 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from offline import processor_name  # type: ignore[import-not-found]
+from machine import processor_name  # type: ignore[import-not-found]
 from workloads import MODEL_SHAPE  # type: ignore[import-not-found]
 
 from ramify.cpu import attention_items as attention

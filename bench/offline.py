@@ -22,7 +22,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from engine_process import Engine, wait_until_quiet  # type: ignore[import-not-found]
+from machine import processor_name  # type: ignore[import-not-found]
 from workloads import CPU_WORKLOADS, MODEL_SHAPE, Workload  # type: ignore[import-not-found]
 
 from ramify.models import embedded
@@ -231,14 +231,6 @@ def report(results: Results) -> None:
                 goal = f" (goal {goals[name]}x)" if name in goals else ""
                 rivals.append(f"{rival} {row[rival]:.1f}: {own / row[rival]:.2f}x{goal}")
         print(f"{name:<10}{own:9.1f}{bound}   {'; '.join(rivals)}".rstrip())
-
-
-def processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from engine_process import wait_until_quiet  # type: ignore[import-not-found]
-from offline import processor_name  # type: ignore[import-not-found]
+from machine import processor_name  # type: ignore[import-not-found]
 
 from ramify import LLM, OptimalSampling, SamplingParams
 

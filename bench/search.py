@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from offline import processor_name  # type: ignore[import-not-found]
+from machine import processor_name  # type: ignore[import-not-found]
 from workloads import MODEL_SHAPE  # type: ignore[import-not-found]
 
 PROMPT_LENGTH, WIDTH, STEPS = 11, 8, 32

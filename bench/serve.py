@@ -1,158 +1,243 @@
-"""What HTTP costs: the same prompts through `ramify serve`, streamed to 32 clients at once, and through `LLM.generate`.
+"""A load test of a server: latencies and rates under so many requests at a time, or so many arrivals a second.
 
-Regime: 32 rows of the default model, real text, one event per token and stream. The server is a process of its own, the
-clients are this one, and both share the machine's cores with the model; `LLM.generate` runs while the server is idle.
-They take turns, so that a machine that slows down slows both.
+    python bench/serve.py                # starts `ramify serve`, and compares it with LLM.generate on the same work
+    python bench/serve.py --concurrency 1 4 16 --chart chart.html
+    python bench/serve.py --url http://127.0.0.1:8000 --rate 2 4 8 --seconds 30 --prompt 100:500 --output 50:200
+    python bench/serve.py --model ./my-model --concurrency 64 -- --max-num-seqs 64
 
-    python bench/serve.py [--repeats 3] [--quiet] [--save FILE]
+With an address it measures any server of OpenAI's protocol, so that rivals are measured by the same client; without one
+it starts `ramify serve` itself, with the flags that follow `--`. The client is written for speed, runs in --processes
+processes, and first measures its own ceiling: what it makes of a server that answers at once.
 
-Goal: at least 0.9 of `LLM.generate`'s tokens per second. The last line is JSON.
+First token: from sending (at a rate: from when it was due) until the first token came. Per token: the time from a
+request's first token to its last, by the tokens after the first. Per event: the gaps between events of one choice as
+they came. The last line is JSON; --save appends it to a file, --chart draws it. Ctrl-C reports what there is by then.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
+import contextlib
 import json
-import os
-import re
-import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from engine_process import wait_until_quiet  # type: ignore[import-not-found]
-from offline import processor_name  # type: ignore[import-not-found]
+import msgspec
 
-from ramify import LLM, SamplingParams
+from bench.engine_process import wait_until_quiet
+from bench.load_chart import page, read_results
+from bench.load_client import Job
+from bench.load_connection import Target
+from bench.load_options import Options, parse
+from bench.load_processes import ClientError, Clients, probe, take_all_files
+from bench.load_report import Point, load_name, point_of, remarks, table_head, table_row
+from bench.load_server import Python, UnmeasurableError, ramify_serve, served_models, target_of
+from bench.load_stub import stubs
+from bench.load_work import Work
+from bench.machine import commit, machine_name
 
-STREAMS, TOKENS = 32, 64
-GOAL = 0.9
-SUBJECTS = ("the sea", "a small village", "trees", "an old clock", "music", "the winter", "bread", "a long road")
-PROMPTS = [
-    f"Chapter {number}. This is a story about {SUBJECTS[number % 8]} and {SUBJECTS[(number * 3 + 1) % 8]}. It began"
-    for number in range(STREAMS)
-]
-
-
-@contextmanager
-def server() -> Iterator[str]:
-    """`ramify serve` as a user starts it, and the address it prints."""
-    command = [
-        sys.executable,
-        "-c",
-        "from ramify.cli import main; main()",
-        "serve",
-        "--port",
-        "0",
-        "--generation-config",
-        "none",
-    ]
-    process = subprocess.Popen(
-        [*command, "--no-enable-prefix-caching"],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-    assert process.stderr is not None
-    try:
-        for line in process.stderr:
-            found = re.search(r"at (http://\S+)", line)
-            if found:
-                yield found[1]
-                break
-    finally:
-        process.terminate()
-        process.wait(30)
+GOAL = 0.97  # of LLM.generate's tokens per second, on a CPU
+CEILING_REQUESTS_AT_A_TIME = 64  # where the load is a rate
 
 
-async def stream(url: str, number: int) -> tuple[int, int]:
-    """One client; returns how many tokens and how many events it got."""
-    where = urlsplit(url)
-    body = {
-        "prompt": PROMPTS[number],
-        "max_tokens": TOKENS,
-        "seed": number,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
+def measure(options: Options, line: dict[str, Any]) -> None:
+    """Fills the line of results, load by load, so that whatever ends the test leaves what there is."""
+    with contextlib.ExitStack() as at_the_end:
+        url = options.url
+        if url is None:
+            say("starting ramify serve")
+            url = at_the_end.enter_context(ramify_serve(options.model, options.serve_flags))
+        target = target_of(url, options.api_key)
+        wait = 600.0 if options.url is None else options.wait
+        model = choose_model(options, served_models(target, url, wait), url)
+        line["engine"] = options.label or ("ramify serve" if options.url is None else f"{model or 'server'} at {url}")
+        line["model"] = model
+        work = msgspec.structs.replace(options.work, model=model)
+        check(target, work, options)
+        clients = at_the_end.enter_context(Clients(options.processes))
+        if options.ceiling_seconds > 0:
+            line["ceiling"] = measure_ceiling(clients, work, options)
+        for number, load in enumerate(options.loads):
+            Turns(clients, target, options).measure(work, f"{number}", load, line["points"])
+
+
+def choose_model(options: Options, served: list[str], url: str) -> str | None:
+    if options.url is None:
+        return served[0] if served else None
+    if options.model is None:
+        return served[0] if served else None
+    if served and options.model not in served:
+        say(f"{url} does not list {options.model}; it has {', '.join(served)}")
+    return options.model
+
+
+def check(target: Target, work: Work, options: Options) -> None:
+    """One request before all others: what is wrong with it is wrong with all."""
+    short = msgspec.structs.replace(work, turn="check", output=(min(2, work.output[0]),) * 2)
+    record = probe(target, short, options.timeout)
+    if record.error is None:
+        return
+    hints = {
+        "HTTP 401": "--api-key KEY, or $OPENAI_API_KEY",
+        "HTTP 403": "--api-key KEY, or $OPENAI_API_KEY",
+        "HTTP 404": "--model NAME names a model of the server; --chat or no --chat chooses the route",
     }
-    content = json.dumps(body).encode()
-    reader, writer = await asyncio.open_connection(where.hostname, where.port)
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
-    )
-    writer.write(head.encode() + b"\r\n\r\n" + content)
-    events = [line async for line in _lines(reader) if line.startswith(b"data: {")]
-    writer.close()
-    return json.loads(events[-1][6:])["usage"]["completion_tokens"], len(events) - 1
+    hint = hints.get(record.error, "")
+    if "ignore_eos" in record.detail:
+        hint = "--no-ignore-eos leaves that field out; answers may then be shorter"
+    raise UnmeasurableError(f"a first request failed: {record.error}: {record.detail}" + (f"\n{hint}" if hint else ""))
 
 
-async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    async for line in reader:
-        if line.startswith(b"data: [DONE]"):
-            return
-        yield line
+def measure_ceiling(clients: Clients, work: Work, options: Options) -> dict[str, Any]:
+    """The same client on stub servers, one for each process. They share the cores with it: alone it could do more."""
+    concurrency = max(int(load.get("concurrency", CEILING_REQUESTS_AT_A_TIME)) for load in options.loads)
+    with stubs(options.processes) as targets:
+        job = Job(target=targets[0], work=work, concurrency=concurrency, seconds=options.ceiling_seconds)
+        loaded = clients.run(job, targets)
+    point = point_of({"concurrency": concurrency}, loaded)
+    if loaded.stopped:
+        raise KeyboardInterrupt
+    speeds = f"{point['tok_s'] or 0:,.0f} tok/s, {point['req_s']:,.0f} req/s"
+    print(f"ceiling of the client, on a stub that answers at once: {speeds}", flush=True)
+    return {name: point[name] for name in ("concurrency", "tok_s", "req_s")}
 
 
-async def through_http(url: str) -> tuple[float, float]:
-    """Tokens per second, and events per token."""
-    start = time.perf_counter()
-    got = await asyncio.gather(*(stream(url, number) for number in range(STREAMS)))
-    seconds = time.perf_counter() - start
-    tokens = sum(num_tokens for num_tokens, _ in got)
-    assert tokens == STREAMS * TOKENS
-    return tokens / seconds, sum(num_events for _, num_events in got) / tokens
+class Turns:
+    """One load: warmed up, then measured so many times, in turns with LLM.generate where that is compared."""
 
+    def __init__(self, clients: Clients, target: Target, options: Options) -> None:
+        self._clients, self._target, self._options = clients, target, options
 
-def through_python(llm: LLM) -> float:
-    params = [SamplingParams(max_tokens=TOKENS, seed=number, ignore_eos=True) for number in range(STREAMS)]
-    start = time.perf_counter()
-    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
-    seconds = time.perf_counter() - start
-    return sum(len(output.outputs[0].token_ids) for output in outputs) / seconds
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quiet", action="store_true", help="begin turns only while nobody else computes here (Linux)")
-    parser.add_argument("--save", type=Path, help="append one JSON object per result to this file")
-    options = parser.parse_args()
-    llm = LLM(enable_prefix_caching=False)
-    best = {"LLM.generate": 0.0, "http": 0.0}
-    with server() as url:
-        for turn in range(options.repeats + 1):  # the first turn warms up
+    def measure(self, work: Work, name: str, load: dict[str, float], points: list[Point]) -> None:
+        options = self._options
+        concurrency = int(load["concurrency"]) if "concurrency" in load else None
+        python = None
+        if options.compare and concurrency is not None:
+            python = Python(options.model, concurrency, work.n)
+        requests = options.requests or max(32, 2 * (concurrency or 0))
+        self._warm_up(msgspec.structs.replace(work, turn=f"{name}.warm"), load, python)
+        if not points:
+            print(table_head(load), flush=True)
+        at = len(points)
+        for turn in range(options.repeats):
             if options.quiet:
                 wait_until_quiet()
-            python = through_python(llm)
-            http, events = asyncio.run(through_http(url))
-            print(f"LLM.generate {python:.1f} tok/s, http {http:.1f} tok/s, {events:.2f} events per token", flush=True)
-            if turn > 0:
-                best = {"LLM.generate": max(best["LLM.generate"], python), "http": max(best["http"], http)}
-    ratio = best["http"] / best["LLM.generate"]
-    print(f"serve32: http {best['http']:.1f} tok/s, LLM.generate {best['LLM.generate']:.1f}: {ratio:.2f} (goal {GOAL})")
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    facts = {
-        "machine": f"{processor_name()}, {os.cpu_count()} cores",
-        "commit": commit.stdout.strip(),
-        "command": f"python bench/serve.py --repeats {options.repeats}" + " --quiet" * options.quiet,
+            work = msgspec.structs.replace(work, turn=f"{name}.{turn}")
+            speed = None if python is None else python.tokens_per_second(work, requests)
+            job = self._job(work, load)
+            if options.seconds is None or options.requests is not None:
+                job = msgspec.structs.replace(job, requests=requests)
+            loaded = self._clients.run(job)
+            point = point_of(load, loaded)
+            if loaded.stopped and not loaded.records:
+                raise KeyboardInterrupt
+            self._keep(points, at, point, speed)
+            print(table_row(point), *(f"  {note}" for note in remarks(point)), sep="\n", flush=True)
+            if loaded.stopped:
+                raise KeyboardInterrupt
+        if "of_python" in points[at]:
+            speed, ratio = points[at]["python_tok_s"], points[at]["of_python"]
+            print(f"  LLM.generate on the same work {speed:,.1f} tok/s: over HTTP {ratio:.2f} of it (goal {GOAL})")
+
+    @staticmethod
+    def _keep(points: list[Point], at: int, point: Point, python: float | None) -> None:
+        """The best run of each counts: what else a machine does only ever makes one slower."""
+        before = points.pop() if len(points) > at else {}
+        pythons = [speed for speed in (python, before.get("python_tok_s")) if speed is not None]
+        best = point if before.get("tok_s") is None or (point["tok_s"] or 0) >= before["tok_s"] else before
+        if pythons and best["tok_s"] is not None:
+            best["python_tok_s"] = round(max(pythons), 2)
+            best["of_python"] = round(best["tok_s"] / max(pythons), 3)
+        points.append(best)
+
+    def _warm_up(self, work: Work, load: dict[str, float], python: Python | None) -> None:
+        """The same work on other prompts: kernels are compiled and memory is touched before anything is measured."""
+        count = int(load.get("concurrency", 4)) if self._options.warmup is None else self._options.warmup
+        if not count:
+            return
+        say(f"{load_name(load)}: warming up with {count}")
+        at_a_time = {"concurrency": load.get("concurrency", count)}
+        loaded = self._clients.run(msgspec.structs.replace(self._job(work, at_a_time), requests=count, seconds=None))
+        if loaded.stopped:
+            raise KeyboardInterrupt
+        if python is not None:
+            python.tokens_per_second(work, count)
+
+    def _job(self, work: Work, load: dict[str, float]) -> Job:
+        return Job(
+            target=self._target,
+            work=work,
+            concurrency=int(load["concurrency"]) if "concurrency" in load else None,
+            rate=load.get("rate"),
+            seconds=self._options.seconds,
+            timeout=self._options.timeout,
+        )
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = parse(given, __doc__)
+    beside = []
+    if options.beside:
+        try:
+            beside = read_results(options.beside)
+        except (OSError, ValueError) as error:
+            say(f"--beside: {error}")
+            return 2
+    take_all_files()
+    line: dict[str, Any] = {
+        "engine": options.label or "ramify serve",
+        "workload": "load",
+        "machine": machine_name(),
+        "commit": commit(),
+        "command": " ".join(["python bench/serve.py", *without_key(given)]),
+        "settings": options.settings(),
+        "points": [],
     }
-    names = {"LLM.generate": "ramify", "http": "ramify serve"}
-    lines = [
-        {"engine": names[name], "workload": "serve32", "tok_s": round(speed, 1), **facts}
-        for name, speed in best.items()
-    ]
-    if options.save:
-        with options.save.open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
-    print(json.dumps({"results": best, "ratio": round(ratio, 3), **facts}))
+    status = 0
+    try:
+        measure(options, line)
+    except KeyboardInterrupt:
+        status = 130
+        say("\nstopped: what was measured until now")
+    except (UnmeasurableError, ClientError) as error:
+        status = 2
+        say(str(error))
+    points = line["points"]
+    if not points:
+        return status or 1
+    if not any(point["requests"] for point in points):
+        status = status or 1
+    ceiling = line.get("ceiling", {}).get("tok_s")
+    fastest = max(point["tok_s"] or 0 for point in points)
+    if ceiling and fastest > ceiling / 2:
+        say(f"{fastest:,.0f} tok/s is more than half of the client's ceiling: more --processes would tell more")
+    if options.chart is not None:
+        options.chart.write_text(page([*beside, line]), encoding="utf-8")
+        say(f"{options.chart} is the chart")
+    text = json.dumps(line)
+    if options.save is not None:
+        with options.save.open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+    print(text)
+    return status
+
+
+def without_key(arguments: Sequence[str]) -> list[str]:
+    """Results are kept and shown around; a key is not."""
+    hidden, kept = False, []
+    for argument in arguments:
+        kept.append("..." if hidden else "--api-key=..." if argument.startswith("--api-key=") else argument)
+        hidden = argument == "--api-key"
+    return kept
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""The server under load: somebody's by its address, or `ramify serve` started here and compared with `LLM.generate`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from bench.load_answer import said
+from bench.load_connection import Target, fetch, why
+from bench.load_http import WireError
+from bench.load_work import Work
+
+
+class UnmeasurableError(Exception):
+    """Why a server cannot be measured, in words for whoever started the test."""
+
+
+def target_of(url: str, api_key: str | None) -> Target:
+    """An address as people write it: with or without http://, with or without /v1."""
+    where = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        port = where.port
+    except ValueError:
+        raise UnmeasurableError(f"{url} is no address: its port must be a number below 65536") from None
+    if where.scheme not in {"http", "https"} or not where.hostname:
+        raise UnmeasurableError(f"{url} is no address: http://HOST:PORT is one")
+    return Target(
+        host=where.hostname,
+        port=port or (443 if where.scheme == "https" else 80),
+        tls=where.scheme == "https",
+        prefix=where.path.rstrip("/").removesuffix("/v1"),
+        api_key=api_key,
+    )
+
+
+def served_models(target: Target, url: str, wait: float) -> list[str]:
+    """The models that a server names, as soon as it serves; none where it has no such route."""
+    end = time.monotonic() + wait
+    while True:
+        try:
+            status, body = asyncio.run(fetch(target, "GET", "/v1/models"))
+            trouble = None if status != 503 else f"{url} is not ready: {said(body)}"
+        except TimeoutError:
+            trouble = f"{url} does not answer"
+        except (OSError, WireError) as error:
+            reason = why(error) if isinstance(error, OSError) else str(error)
+            trouble = f"{url} cannot be reached: {reason}. Is a server running there?"
+        if trouble is None:
+            break
+        if time.monotonic() >= end:
+            raise UnmeasurableError(trouble + (f" (after {wait:g} s)" if wait else " (--wait SECONDS waits for it)"))
+        time.sleep(0.2)
+    if status in {401, 403}:
+        raise UnmeasurableError(f"{url} wants another API key: --api-key KEY, or $OPENAI_API_KEY ({said(body)})")
+    if status != 200:
+        return []
+    try:
+        return [model["id"] for model in msgspec.json.decode(body)["data"]]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return []
+
+
+@contextmanager
+def ramify_serve(model: str | None, flags: list[str]) -> Iterator[str]:
+    """`ramify serve` as a user starts it, and the address that it prints."""
+    command = [sys.executable, "-c", "from ramify.cli import main; main()", "serve", "--port", "0"]
+    command += ["--generation-config", "none", *([] if model is None else ["--model", model]), *flags]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+        start_new_session=True,  # Ctrl-C ends the load first, and then the server
+    )
+    lines: deque[str] = deque(maxlen=20)
+    address: list[str] = []
+    told = threading.Event()
+
+    def read() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:  # until its end: a server whose log nobody reads would stand still
+            lines.append(line.rstrip())
+            found = re.search(r"at (http://\S+)", line)
+            if found and not address:
+                address.append(found[1])
+                told.set()
+        told.set()
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        told.wait()
+        if not address:
+            raise UnmeasurableError("ramify serve did not start:\n" + "\n".join(lines))
+        yield address[0]
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        reader.join()
+
+
+class Python:
+    """`LLM.generate` on the same work, with as many sequences at a time as the server is asked for."""
+
+    def __init__(self, model: str | None, concurrency: int, n: int) -> None:
+        from ramify import LLM
+
+        options: dict[str, Any] = {} if model is None else {"model": model}
+        self._llm = LLM(**options, max_num_seqs=concurrency * n, generation_config="none")
+
+    def tokens_per_second(self, work: Work, requests: int) -> float:
+        from ramify import SamplingParams
+
+        prompts: list[Any] = [work.prompt_of(number) for number in range(requests)]
+        params = [
+            SamplingParams(max_tokens=work.max_tokens_of(number), n=work.n, **work.fields) for number in range(requests)
+        ]
+        start = time.perf_counter()
+        if work.chat:
+            chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+            outputs = self._llm.chat(chats, params, use_tqdm=False)
+        else:
+            outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        seconds = time.perf_counter() - start
+        return sum(len(sample.token_ids) for output in outputs for sample in output.outputs) / seconds
