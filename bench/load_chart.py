@@ -21,6 +21,7 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 22, 20, 46
 PANELS = (
     ("ttft_ms", "Time to the first token"),
     ("token_ms", "Time per token, after the first"),
+    ("event_ms", "Time between events of a stream"),
     ("e2e_ms", "Time of a whole answer"),
 )
 COLOURS = ("#24704f", "#4a6fd0", "#b0562a", "#8a4ea8", "#8b7a1d", "#1f8791", "#b8406a", "#5f6b3b")
@@ -44,6 +45,8 @@ svg text.load { fill: var(--ink); font-size: 11px; paint-order: stroke; stroke: 
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; white-space: nowrap; }
 th, td { padding: 4px 10px; text-align: right; border-top: 1px solid var(--line); }
 th { color: var(--soft); font-weight: 500; border-top: 0; } th:first-child, td:first-child { text-align: left; }
+caption { text-align: left; color: var(--soft); padding-bottom: 6px; }
+td:first-child { white-space: normal; min-width: 16ch; } small { color: var(--soft); margin-left: 8px; }
 .wide { margin-top: 18px; }
 """
 
@@ -52,8 +55,9 @@ def page(results: Sequence[dict[str, Any]]) -> str:
     """The whole document. Whatever the results hold is text in it, never markup."""
     colours = [" ".join(f"--c{at}: {colour};" for at, colour in enumerate(set_)) for set_ in (COLOURS, DARK_COLOURS)]
     legend = "".join(
-        f'<li><span class="swatch" style="background: var(--c{at % len(COLOURS)})"></span>{escape(name)}</li>'
-        for at, name in enumerate(_names(results))
+        f'<li><span class="swatch" style="background: var(--c{at % len(COLOURS)})"></span>{escape(name)}'
+        f"<small>{escape(_asked(result))}</small></li>"
+        for at, (name, result) in enumerate(zip(_names(results), results, strict=True))
     )
     panels = "".join(
         f'<section class="card"><h2>{title}</h2>{_plot(results, name, title)}</section>'
@@ -78,6 +82,20 @@ def _names(results: Sequence[dict[str, Any]]) -> list[str]:
         same = sum(str(other.get("engine", "?")) == name for other in results)
         names.append(f"{name} ({result.get('commit') or 'no commit'})" if same > 1 else name)
     return names
+
+
+def _asked(result: dict[str, Any]) -> str:
+    """What was asked of a server, since only the same work can be compared."""
+    settings = result.get("settings") or {}
+    spans = {name: settings[name] for name in ("prompt", "output") if name in settings}
+    parts = [f"{name}s of {'–'.join(map(str, dict.fromkeys(span)))}" for name, span in spans.items()]
+    if settings.get("n", 1) != 1:
+        parts.append(f"n = {settings['n']}")
+    if settings.get("shared"):
+        parts.append(f"{settings['shared']:.0%} of a prompt shared")
+    if settings.get("stream") is False:
+        parts.append("not streamed")
+    return ", ".join(parts)
 
 
 def _plot(results: Sequence[dict[str, Any]], name: str, title: str) -> str:
@@ -114,6 +132,7 @@ def _plot(results: Sequence[dict[str, Any]], name: str, title: str) -> str:
         for share in ("p99", "p50"):
             way = " ".join(f"{x(_speed(point)):.1f},{y(point[name][share]):.1f}" for point in points)
             parts.append(f'<polyline class="line {share}" style="stroke: {colour}" points="{way}"/>')
+        labelled = -math.inf
         for point in points:
             values = point[name]
             tip = escape(
@@ -122,6 +141,9 @@ def _plot(results: Sequence[dict[str, Any]], name: str, title: str) -> str:
             )
             place = f'cx="{x(_speed(point)):.1f}" cy="{y(values["p50"]):.1f}"'
             parts.append(f'<circle {place} r="4" style="fill: {colour}"><title>{tip}</title></circle>')
+            if abs(x(_speed(point)) - labelled) < 14:
+                continue  # two labels in one place can be read by nobody; the tip has it
+            labelled = x(_speed(point))
             where = f'x="{x(_speed(point)):.1f}" y="{y(values["p50"]) - 9:.1f}"'
             parts.append(f'<text class="load" {where} text-anchor="middle">{escape(_load(point))}</text>')
     kind = ", on a logarithmic scale" if logarithmic else ""
@@ -144,7 +166,7 @@ def powers(bottom: float, top: float) -> list[float]:
 
 def _table(results: Sequence[dict[str, Any]]) -> str:
     heads = ["", "load", "tok/s", "req/s", "failed"]
-    heads += [f"{title} {share}" for title in ("first token", "per token", "answer") for share in ("p50", "p90", "p99")]
+    heads += [f"{title}, ms" for title in ("first token", "per token", "per event", "whole answer")]
     rows = []
     for engine, result in zip(_names(results), results, strict=True):
         for point in result["points"]:
@@ -152,9 +174,11 @@ def _table(results: Sequence[dict[str, Any]]) -> str:
             cells += [f"{point.get('req_s', 0):,.2f}", str(point.get("failed", 0))]
             for name, _ in PANELS:
                 values = point.get(name)
-                cells += ["-" if values is None else _duration(values[share]) for share in ("p50", "p90", "p99")]
+                shares = () if values is None else (values["p50"], values["p90"], values["p99"])
+                cells.append(" / ".join(f"{value:,.{0 if value >= 100 else 1}f}" for value in shares) or "-")
             rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{''.join(rows)}</table>"
+    head = "".join(f"<th>{head}</th>" for head in heads)
+    return f"<table><caption>Latencies are p50 / p90 / p99</caption><tr>{head}</tr>{''.join(rows)}</table>"
 
 
 def _speed(point: dict[str, Any]) -> float:

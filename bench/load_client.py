@@ -12,6 +12,7 @@ import msgspec
 
 from bench.load_answer import Answer, Record
 from bench.load_connection import Client, Target
+from bench.load_stub import Echo
 from bench.load_work import Work, arrivals
 
 PAUSE = 0.1  # seconds between a failure and the next request in its place
@@ -30,6 +31,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     part: int = 0
     parts: int = 1
     timeout: float = 600.0  # seconds that one request may take
+    keeps_pace: bool = False  # with a stub, see there
 
 
 class Run:
@@ -51,6 +53,9 @@ class Run:
         numbers: Iterator[int] = itertools.count(job.part, job.parts)
         if job.requests is not None:
             numbers = iter(range(job.part, job.requests, job.parts))
+        pace: asyncio.BaseTransport | None = None
+        if job.keeps_pace:
+            pace, _ = await asyncio.get_running_loop().create_connection(Echo, job.target.host, job.target.port)
         try:
             if job.rate is not None:
                 self._begin(self._arrive(job.rate, numbers))
@@ -63,6 +68,8 @@ class Run:
                 raise self._fault
         finally:
             self._client.close()
+            if pace is not None:
+                pace.close()
 
     def stop(self) -> None:
         self._stopped = True

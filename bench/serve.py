@@ -95,7 +95,8 @@ def measure_ceiling(clients: Clients, work: Work, options: Options) -> dict[str,
     """The same client on stub servers, one for each process. They share the cores with it: alone it could do more."""
     concurrency = max(int(load.get("concurrency", CEILING_REQUESTS_AT_A_TIME)) for load in options.loads)
     with stubs(options.processes) as targets:
-        job = Job(target=targets[0], work=work, concurrency=concurrency, seconds=options.ceiling_seconds)
+        seconds = options.ceiling_seconds
+        job = Job(target=targets[0], work=work, concurrency=concurrency, seconds=seconds, keeps_pace=True)
         loaded = clients.run(job, targets)
     point = point_of({"concurrency": concurrency}, loaded)
     if loaded.stopped:

@@ -31,7 +31,10 @@ def drawn(text: str) -> ElementTree.Element:
 
 
 def test_a_line_for_each_run_and_a_point_for_each_load() -> None:
-    tree = drawn(page([result("ours", [100.0, 300.0, 700.0]), result("theirs", [80.0, 200.0], 2_000.0)]))
+    settings = {"prompt": [24, 24], "output": [50, 64], "n": 4, "stream": True, "shared": 0.0}
+    tree = drawn(
+        page([result("ours", [100.0, 300.0, 700.0], settings=settings), result("theirs", [80.0, 200.0], 2_000.0)])
+    )
     plots = tree.findall(".//svg")
     assert len(plots) == 2, "nothing was measured per token"
     for plot in plots:
@@ -40,6 +43,7 @@ def test_a_line_for_each_run_and_a_point_for_each_load() -> None:
         numbers = [float(x) for line in plot.findall("polyline") for x in re.split("[ ,]", line.attrib["points"])]
         assert 0 < min(numbers) <= max(numbers) < load_chart.WIDTH
     assert [item.findtext("span", "") + (item[0].tail or "") for item in tree.findall(".//li")] == ["ours", "theirs"]
+    assert [item.findtext("small") for item in tree.findall(".//li")] == ["prompts of 24, outputs of 50–64, n = 4", ""]
     assert len(tree.findall(".//tr")) == 6
 
 

@@ -214,7 +214,8 @@ def test_parts_make_one_load_together() -> None:
     """Two processes, each with a stub of its own: every number once, and the client's own figure."""
     work = Work(model=None, prompt=(4, 4), output=(5, 5), n=2)
     with Clients(2) as clients, stubs(2) as targets:
-        loaded = clients.run(Job(target=targets[0], work=work, concurrency=3, requests=9), targets)
+        paced = Job(target=targets[0], work=work, concurrency=3, requests=9, keeps_pace=True)
+        loaded = clients.run(paced, targets)
         one = clients.run(Job(target=targets[0], work=work, concurrency=1, requests=2))
         chat = Work(model=None, prompt=(4, 4), output=(5, 5), stream=False, chat=True)
         plain = clients.run(Job(target=targets[0], work=chat, rate=200.0, requests=5))
