@@ -169,13 +169,14 @@ class EngineCore:
 
     def _expect(self, launched: Launched) -> None:
         """Before the result is known: one more token for those that just go on, a pause for those that may change."""
+        by_kernels = self.device.looks_back
         for sequence, _, caught_up in launched.schedule.sequences:
             if not caught_up or sequence.is_finished():
                 continue
             demands = self._groups[sequence.request_id].demands
             length = len(sequence.data.output_token_ids)
             forks = not length and demands.num_first_draws > 1
-            may_run_ahead = demands.may_run_ahead(self.device.looks_back)
+            may_run_ahead = demands.may_run_ahead_by_kernels if by_kernels else demands.may_run_ahead
             if may_run_ahead and not forks and length + 1 < demands.longest_output:
                 sequence.num_pending = 1
             else:

@@ -76,14 +76,15 @@ class Demands:
 
     # -- driving ---------------------------------------------------------------------------------------------
 
-    def may_run_ahead(self, device_looks_back: bool) -> bool:
-        """Whether the step after a draw can be launched before the host knows the token.
+    @cached_property
+    def may_run_ahead(self) -> bool:
+        """Whether the step after a draw can be launched before the host knows the token."""
+        return self.params.num_together is None and not self.looks_back
 
-        device_looks_back: the device keeps what was drawn, and its kernels look back at that.
-        """
-        if self.params.num_together is not None:
-            return False
-        return not self.looks_back or (device_looks_back and self.sampler != "full")
+    @cached_property
+    def may_run_ahead_by_kernels(self) -> bool:
+        """The same where the device keeps what was drawn, and its kernels look back at that."""
+        return self.may_run_ahead or (self.params.num_together is None and self.sampler != "full")
 
     @cached_property
     def is_streamed(self) -> bool:
