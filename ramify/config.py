@@ -31,40 +31,29 @@ LARGEST_MODEL_LEN = 2**24
 SEED_LOW, SEED_HIGH = -(2**63), 2**64 - 1
 
 
+def setting(default: Any, help_text: str) -> Any:
+    """A field of a configuration; its help is that of its flag, and of whatever else describes it."""
+    return field(default=default, metadata={"help": help_text})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Which weights, in which precision, on which device."""
 
-    model: str = field(
-        default=DEFAULT_MODEL, metadata={"help": "folder, .gguf file, hub id, or smollm2-135m (embedded)"}
+    model: str = setting(DEFAULT_MODEL, "folder, .gguf file, hub id, or smollm2-135m (embedded)")
+    tokenizer: str | None = setting(None, "folder or .gguf file with another tokenizer than the model's own")
+    dtype: ModelDType = setting("auto", "auto: float32 on a CPU; on a GPU the checkpoint's own, bfloat16 for float32")
+    device: Device | str = setting("auto", "auto, cpu, cuda or cuda:N")
+    max_model_len: int | None = setting(None, "longest prompt + output; default: the checkpoint's")
+    load_format: LoadFormat = setting("auto", "auto, safetensors, gguf, or dummy (random weights)")
+    max_logprobs: int = setting(20, "most alternatives a request may ask for")
+    logprobs_mode: LogprobsMode = setting("raw", "raw: the model's own; processed: what was drawn from")
+    warmup: Warmup = setting("lazy", "full: every CUDA graph is captured at the start; lazy: when first needed")
+    enforce_eager: bool = setting(False, "no CUDA graphs; on a CPU no compiled kernels")
+    generation_config: GenerationConfig = setting(
+        "auto", "auto: sample as the checkpoint recommends, unless told otherwise; none: as it is"
     )
-    tokenizer: str | None = field(
-        default=None, metadata={"help": "folder or .gguf file with another tokenizer than the model's own"}
-    )
-    dtype: ModelDType = field(
-        default="auto",
-        metadata={"help": "auto: float32 on a CPU; on a GPU the checkpoint's own, bfloat16 for float32"},
-    )
-    device: Device | str = field(default="auto", metadata={"help": "auto, cpu, cuda or cuda:N"})
-    max_model_len: int | None = field(
-        default=None, metadata={"help": "longest prompt + output; default: the checkpoint's"}
-    )
-    load_format: LoadFormat = field(
-        default="auto", metadata={"help": "auto, safetensors, gguf, or dummy (random weights)"}
-    )
-    max_logprobs: int = field(default=20, metadata={"help": "most alternatives a request may ask for"})
-    logprobs_mode: LogprobsMode = field(
-        default="raw", metadata={"help": "raw: the model's own; processed: what was drawn from"}
-    )
-    warmup: Warmup = field(
-        default="lazy", metadata={"help": "full: every CUDA graph is captured at the start; lazy: when first needed"}
-    )
-    enforce_eager: bool = field(default=False, metadata={"help": "no CUDA graphs; on a CPU no compiled kernels"})
-    generation_config: GenerationConfig = field(
-        default="auto",
-        metadata={"help": "auto: sample as the checkpoint recommends, unless told otherwise; none: as it is"},
-    )
-    seed: int = field(default=0, metadata={"help": "the engine's seed, for requests that bring none"})
+    seed: int = setting(0, "the engine's seed, for requests that bring none")
 
     def __post_init__(self) -> None:
         check.text("model", self.model)
@@ -98,20 +87,17 @@ class ModelConfig:
 class CacheConfig:
     """How keys and values are kept."""
 
-    block_size: int = field(default=16, metadata={"help": "tokens per KV block"})
-    num_kv_blocks: int | None = field(default=None, metadata={"help": "KV blocks; default: what memory allows"})
-    gpu_memory_utilization: float = field(
-        default=0.9, metadata={"help": "share of the GPU's memory (no effect on a CPU)"}
-    )
-    swap_space: float = field(default=4.0, metadata={"help": "GiB of host memory for swapped-out blocks"})
-    enable_prefix_caching: bool = field(default=True, metadata={"help": "keep prompts' blocks for later requests"})
+    block_size: int = setting(16, "tokens per KV block")
+    num_kv_blocks: int | None = setting(None, "KV blocks; default: what memory allows")
+    gpu_memory_utilization: float = setting(0.9, "share of the GPU's memory (no effect on a CPU)")
+    swap_space: float = setting(4.0, "GiB of host memory for swapped-out blocks")
+    enable_prefix_caching: bool = setting(True, "keep prompts' blocks for later requests")
 
     def __post_init__(self) -> None:
         check.integer("block_size", self.block_size, 1, 1024)
         if self.num_kv_blocks is not None:
             check.integer("num_kv_blocks", self.num_kv_blocks, 1)
-        if check.number("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1) == 0:
-            raise check.refuse("gpu_memory_utilization", self.gpu_memory_utilization, "in (0, 1]")
+        check.number("gpu_memory_utilization", self.gpu_memory_utilization, above=0, high=1)
         check.number("swap_space", self.swap_space, 0)
         check.boolean("enable_prefix_caching", self.enable_prefix_caching)
 
@@ -120,14 +106,12 @@ class CacheConfig:
 class SchedulerConfig:
     """How much one step may hold."""
 
-    max_num_batched_tokens: int | None = field(
-        default=None, metadata={"help": "tokens per step; default max(2048, max_num_seqs), 8192 on a GPU"}
+    max_num_batched_tokens: int | None = setting(
+        None, "tokens per step; default max(2048, max_num_seqs), 8192 on a GPU"
     )
-    max_num_seqs: int = field(default=256, metadata={"help": "sequences that run at once"})
-    enable_chunked_prefill: bool = field(default=True, metadata={"help": "split long prompts over several steps"})
-    preemption_mode: PreemptionMode = field(
-        default="recompute", metadata={"help": "recompute or swap when the cache runs out"}
-    )
+    max_num_seqs: int = setting(256, "sequences that run at once")
+    enable_chunked_prefill: bool = setting(True, "split long prompts over several steps")
+    preemption_mode: PreemptionMode = setting("recompute", "recompute or swap when the cache runs out")
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens is not None:
@@ -146,20 +130,17 @@ class SchedulerConfig:
 class MixtureConfig:
     """How a teacher and a student become one distribution; alpha is the teacher's weight in it."""
 
-    alpha_method: AlphaMethod = field(
-        default="kl_symmetry",
-        metadata={"help": "how the teacher's weight is found: kl_symmetry, fixed, entropy, ess_balance"},
+    alpha_method: AlphaMethod = setting(
+        "kl_symmetry", "how the teacher's weight is found: kl_symmetry, fixed, entropy, ess_balance"
     )
-    alpha: float | None = field(default=None, metadata={"help": "the teacher's weight, for alpha_method fixed"})
-    alpha_min: float = field(default=0.0, metadata={"help": "no weight below this, whatever the method finds"})
-    alpha_max: float = field(default=1.0, metadata={"help": "no weight above this"})
-    teacher_top_k: int = field(default=-1, metadata={"help": "only the teacher's k likeliest tokens (-1 or 0: all)"})
-    teacher_top_p: float = field(default=1.0, metadata={"help": "only the teacher's likeliest tokens of this mass"})
-    force_teacher_first_token: bool = field(
-        default=False, metadata={"help": "the first token is the teacher's (its weight is 1 there)"}
-    )
-    force_teacher_special_tokens: bool = field(
-        default=False, metadata={"help": "where the teacher's likeliest token is a special one, its weight is 1"}
+    alpha: float | None = setting(None, "the teacher's weight, for alpha_method fixed")
+    alpha_min: float = setting(0.0, "no weight below this, whatever the method finds")
+    alpha_max: float = setting(1.0, "no weight above this")
+    teacher_top_k: int = setting(-1, "only the teacher's k likeliest tokens (-1 or 0: all)")
+    teacher_top_p: float = setting(1.0, "only the teacher's likeliest tokens of this mass")
+    force_teacher_first_token: bool = setting(False, "the first token is the teacher's (its weight is 1 there)")
+    force_teacher_special_tokens: bool = setting(
+        False, "where the teacher's likeliest token is a special one, its weight is 1"
     )
 
     def __post_init__(self) -> None:
@@ -179,8 +160,7 @@ class MixtureConfig:
         elif self.alpha is not None:
             raise check.refuse("alpha", self.alpha, f"None: alpha_method {self.alpha_method!r} finds it")
         check.integer("teacher_top_k", self.teacher_top_k, -1, check.LARGEST_TOKEN_ID)
-        if check.number("teacher_top_p", self.teacher_top_p, 0, 1) == 0:
-            raise check.refuse("teacher_top_p", self.teacher_top_p, "a number above 0, at most 1")
+        check.number("teacher_top_p", self.teacher_top_p, above=0, high=1)
         check.boolean("force_teacher_first_token", self.force_teacher_first_token)
         check.boolean("force_teacher_special_tokens", self.force_teacher_special_tokens)
 

@@ -7,14 +7,16 @@ the answers it has. The file of problems is never changed.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ramify.distill.answers import holds_final_answer
+from ramify.distill.asked import Asked
 from ramify.distill.files import ANSWERS
 from ramify.distill.problem_lines import ProblemLines
 from ramify.distill.problems import Malformed, Problem
@@ -48,15 +50,9 @@ class Answers:
 
     def write(self, engine: Engine[Intake], *, stops_at_refused: bool, show_progress: bool) -> list[Malformed]:
         """Asks for the missing answers; the problems whose prompts the oracle cannot take are refused or returned."""
-        asked: dict[str, Problem] = {}
-        refused: list[Malformed] = []
-
-        def refuse(problem: Malformed) -> None:
-            if stops_at_refused:
-                raise InvalidInputError(f"the problem in {problem}")
-            refused.append(problem)
-
-        requests = self._requests(engine, asked, refuse)
+        asked = Asked(stops_at_refused=stops_at_refused)
+        make = partial(self._request, engine, Template("oracle_prompt", self._recipe.oracle_prompt))
+        requests = asked.requests(self.missing(), make, refusal="the oracle cannot be asked: ")
         with Progress(
             "Answers",
             problems=len(self._lacking),
@@ -67,10 +63,10 @@ class Answers:
         ) as progress:
             most_at_once = 2 * engine.config.scheduler_config.max_num_seqs  # so that it stays full while some end
             for output in Calls(engine.core).finish(requests, most_at_once=most_at_once, after_step=progress.tick):
-                entry = _entry(asked.pop(output.request_id), output, self._recipe)
+                entry = _entry(asked.problem_of(output), output, self._recipe)
                 self._lines.append([entry])
                 progress.ended(tokens=len(entry["token_ids"]))
-        return refused
+        return asked.refused
 
     def fill(self, problems: Sequence[Problem]) -> tuple[list[Problem], list[Malformed]]:
         """The problems with the oracle's answers in place, and those that it gave no usable answer."""
@@ -106,22 +102,12 @@ class Answers:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _requests(
-        self, engine: Engine[Intake], asked: dict[str, Problem], refuse: Callable[[Malformed], None]
-    ) -> Iterator[Request]:
+    def _request(self, engine: Engine[Intake], template: Template, problem: Problem) -> Request:
         recipe = self._recipe
         side = Side(engine.codec, recipe.oracle_system_prompt, recipe.enable_chat_template)
-        template = Template("oracle_prompt", recipe.oracle_prompt)
-        for problem in self.missing():
-            params = recipe.oracle_sampling(recipe.problem_seed(problem.line, problem.digest))
-            try:
-                _, token_ids = side.render(template.fill({"question": problem.question}))
-                request = engine.intake.request(token_ids, params)
-            except InvalidInputError as error:
-                refuse(Malformed(problem.line, f"the oracle cannot be asked: {error}"))
-                continue
-            asked[request.request_id] = problem
-            yield request
+        _, token_ids = side.render(template.fill({"question": problem.question}))
+        params = recipe.oracle_sampling(recipe.problem_seed(problem.line, problem.digest))
+        return engine.intake.request(token_ids, params)
 
 
 def ask_and_leave(

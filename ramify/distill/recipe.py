@@ -10,15 +10,16 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ramify import validation as check
-from ramify.config import DEFAULT_MODEL, SEED_HIGH, SEED_LOW, AlphaMethod, MixtureConfig
+from ramify.config import DEFAULT_MODEL, SEED_HIGH, SEED_LOW, AlphaMethod, MixtureConfig, setting
 from ramify.distill.template import ANSWERS, Template
 from ramify.errors import InvalidInputError, RamifyError
+from ramify.foreign.keywords import own_keywords
 from ramify.sampling_params import SamplingParams
 
 Match = Literal["none", "exact", "number"]
@@ -26,45 +27,41 @@ MIXTURE_NAMES = tuple(each.name for each in fields(MixtureConfig))
 SAMPLING_NAMES = ("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop")
 
 
-def _field(default: Any, help_text: str) -> Any:
-    return field(default=default, metadata={"help": help_text})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    model_teacher: str = _field(DEFAULT_MODEL, "the teacher: folder, .gguf file, hub id or embedded model")
-    model_theta: str = _field(DEFAULT_MODEL, "the student; the same name as the teacher's is loaded once")
-    teacher_prompt: str = _field("{question}", "the teacher's prompt, with {question}, {answer}, {final_answer}")
-    theta_prompt: str = _field("{question}", "the student's prompt, with {question}")
-    teacher_system_prompt: str | None = _field(None, "a system prompt for the teacher")
-    theta_system_prompt: str | None = _field(None, "a system prompt for the student")
-    enable_chat_template: bool = _field(False, "give prompts as a user's message, by each model's chat template")
-    alpha_method: AlphaMethod = _field("kl_symmetry", "kl_symmetry, fixed, entropy or ess_balance")
-    alpha: float | None = _field(None, "the teacher's weight, for alpha_method fixed")
-    alpha_min: float = _field(0.0, "no weight below this, whatever the method finds")
-    alpha_max: float = _field(1.0, "no weight above this")
-    teacher_top_k: int = _field(-1, "only the teacher's k likeliest tokens (-1 or 0: all)")
-    teacher_top_p: float = _field(1.0, "only the teacher's likeliest tokens of this mass")
-    force_teacher_first_token: bool = _field(False, "the first token is the teacher's")
-    force_teacher_special_tokens: bool = _field(False, "where the teacher's likeliest token is special, it decides")
-    n: int = _field(1, "samples of each problem")
-    max_tokens: int = _field(512, "longest sample, in tokens")
-    temperature: float = _field(0.8, "of both models")
-    top_p: float = _field(1.0, "only the mixture's likeliest tokens of this mass")
-    top_k: int = _field(-1, "only the mixture's k likeliest tokens (-1 or 0: all)")
-    min_p: float = _field(0.0, "only tokens this likely beside the mixture's likeliest")
-    stop: tuple[str, ...] = _field((), "strings that end a sample")
-    seed: int = _field(0, "the run's seed; every problem has its own, made from it")
-    match: Match = _field("none", "accept samples whose answer matches: none (all), exact, number")
-    answer_pattern: str | None = _field(None, "where a sample's answer stands: a regular expression, its last match")
-    reference_pattern: str | None = _field(None, "where the problem's final answer stands in its answer")
-    min_length: int = _field(0, "accept samples of at least so many tokens")
-    require_finished: bool = _field(False, "accept only samples that came to an end within max_tokens")
-    oracle: str | None = _field(None, "a model that writes the answers of problems that have none")
-    oracle_prompt: str = _field("{question}", "the oracle's prompt, with {question}")
-    oracle_system_prompt: str | None = _field(None, "a system prompt for the oracle")
-    oracle_max_tokens: int = _field(512, "longest answer of the oracle, in tokens")
-    oracle_temperature: float = _field(0.0, "of the oracle; 0 takes its likeliest tokens")
+    model_teacher: str = setting(DEFAULT_MODEL, "the teacher: folder, .gguf file, hub id or embedded model")
+    model_theta: str = setting(DEFAULT_MODEL, "the student; the same name as the teacher's is loaded once")
+    teacher_prompt: str = setting("{question}", "the teacher's prompt, with {question}, {answer}, {final_answer}")
+    theta_prompt: str = setting("{question}", "the student's prompt, with {question}")
+    teacher_system_prompt: str | None = setting(None, "a system prompt for the teacher")
+    theta_system_prompt: str | None = setting(None, "a system prompt for the student")
+    enable_chat_template: bool = setting(False, "give prompts as a user's message, by each model's chat template")
+    alpha_method: AlphaMethod = setting("kl_symmetry", "kl_symmetry, fixed, entropy or ess_balance")
+    alpha: float | None = setting(None, "the teacher's weight, for alpha_method fixed")
+    alpha_min: float = setting(0.0, "no weight below this, whatever the method finds")
+    alpha_max: float = setting(1.0, "no weight above this")
+    teacher_top_k: int = setting(-1, "only the teacher's k likeliest tokens (-1 or 0: all)")
+    teacher_top_p: float = setting(1.0, "only the teacher's likeliest tokens of this mass")
+    force_teacher_first_token: bool = setting(False, "the first token is the teacher's")
+    force_teacher_special_tokens: bool = setting(False, "where the teacher's likeliest token is special, it decides")
+    n: int = setting(1, "samples of each problem")
+    max_tokens: int = setting(512, "longest sample, in tokens")
+    temperature: float = setting(0.8, "of both models")
+    top_p: float = setting(1.0, "only the mixture's likeliest tokens of this mass")
+    top_k: int = setting(-1, "only the mixture's k likeliest tokens (-1 or 0: all)")
+    min_p: float = setting(0.0, "only tokens this likely beside the mixture's likeliest")
+    stop: tuple[str, ...] = setting((), "strings that end a sample")
+    seed: int = setting(0, "the run's seed; every problem has its own, made from it")
+    match: Match = setting("none", "accept samples whose answer matches: none (all), exact, number")
+    answer_pattern: str | None = setting(None, "where a sample's answer stands: a regular expression, its last match")
+    reference_pattern: str | None = setting(None, "where the problem's final answer stands in its answer")
+    min_length: int = setting(0, "accept samples of at least so many tokens")
+    require_finished: bool = setting(False, "accept only samples that came to an end within max_tokens")
+    oracle: str | None = setting(None, "a model that writes the answers of problems that have none")
+    oracle_prompt: str = setting("{question}", "the oracle's prompt, with {question}")
+    oracle_system_prompt: str | None = setting(None, "a system prompt for the oracle")
+    oracle_max_tokens: int = setting(512, "longest answer of the oracle, in tokens")
+    oracle_temperature: float = setting(0.0, "of the oracle; 0 takes its likeliest tokens")
 
     def __post_init__(self) -> None:
         for name in ("model_teacher", "model_theta"):
@@ -115,11 +112,8 @@ class Recipe:
 
     def changed(self, values: Mapping[str, Any]) -> Recipe:
         """With some fields replaced; an unknown name raises."""
-        known = {each.name for each in fields(self)}
-        for name in values:
-            if name not in known:
-                raise InvalidInputError(f"{name!r} is not a setting of a recipe; there are: {', '.join(sorted(known))}")
-        return replace(self, **values)
+        known = [each.name for each in fields(self)]
+        return replace(self, **own_keywords(values, known, {}, what="a setting of a recipe"))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"stop": list(self.stop)}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ramify.distill.advice import advice
+from ramify.distill.asked import Asked
 from ramify.distill.files import DATA, REPORT
 from ramify.distill.journal import Journal
 from ramify.distill.oracle import Answers, ask_and_leave
@@ -109,7 +111,7 @@ class Run:
         return filled
 
     def _sample(self, sampler: OptimalSampling, journal: Journal, left: Sequence[Problem]) -> None:
-        asked: dict[str, Problem] = {}
+        asked = Asked(stops_at_refused=self._stops)
         # Twice what the engine runs at a time, so that it stays full while some of them end.
         most_at_once = max(2, -(-2 * sampler.config.scheduler_config.max_num_seqs // self.recipe.n))
         with Progress(
@@ -120,31 +122,20 @@ class Run:
             count_tokens=lambda: sampler.core.metrics.generated_tokens,
             visible=self._shows,
         ) as progress:
-            requests = self._requests(sampler, left, asked)
+            requests = asked.requests(left, partial(self._request, sampler))
             for output in sampler.finish(requests, most_at_once=most_at_once, after_step=progress.tick):
-                samples = as_samples(asked.pop(output.request_id), output, self.recipe, sampler)
+                samples = as_samples(asked.problem_of(output), output, self.recipe, sampler)
                 journal.append(samples)
                 progress.ended(
                     tokens=sum(len(sample["token_ids"]) for sample in samples),
                     samples=len(samples),
                     accepted=sum(sample["accepted"] for sample in samples),
                 )
+        self._refused += asked.refused
 
-    def _requests(
-        self, sampler: OptimalSampling, left: Sequence[Problem], asked: dict[str, Problem]
-    ) -> Iterator[Request]:
-        for problem in left:
-            params = self.recipe.sampling(self.recipe.problem_seed(problem.line, problem.digest))
-            try:
-                request = sampler.request(*prompts_of(problem, self.recipe), params)
-            except InvalidInputError as error:
-                refused = Malformed(problem.line, str(error))
-                if self._stops:
-                    raise InvalidInputError(f"the problem in {refused}") from None
-                self._refused.append(refused)
-                continue
-            asked[request.request_id] = problem
-            yield request
+    def _request(self, sampler: OptimalSampling, problem: Problem) -> Request:
+        params = self.recipe.sampling(self.recipe.problem_seed(problem.line, problem.digest))
+        return sampler.request(*prompts_of(problem, self.recipe), params)
 
     def _write_data(self, journal: Journal) -> Tally:
         """The accepted samples in the problems' order, whatever order they were made in."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from ramify import validation as check
+from ramify.config import setting
 from ramify.errors import InvalidInputError
 from ramify.sampling_params import MAX_SAMPLES
 
@@ -15,33 +15,29 @@ from ramify.sampling_params import MAX_SAMPLES
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 
 
-def _option(default: Any, help_text: str) -> Any:
-    return field(default=default, metadata={"help": help_text})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    host: str = _option("127.0.0.1", "address to listen at; 0.0.0.0 is everybody's")
-    port: int = _option(8000, "port to listen at; 0 takes a free one")
-    api_key: str | None = _option(None, "clients must send this key (default: $RAMIFY_API_KEY, else no key)")
-    served_model_name: str | None = _option(None, "the name clients know the model by (default: its own)")
-    max_samples: int = _option(128, "most samples of one HTTP request: prompts times n, best_of or beam_width")
-    max_queue: int = _option(4096, "most prompts that run or wait; more are answered 429")
-    max_queue_per_client: int | None = _option(None, "the same for one client address (default: no such limit)")
-    max_body_bytes: int = _option(8 * 2**20, "largest request body")
-    max_header_bytes: int = _option(16 * 2**10, "largest request line and headers")
-    max_json_depth: int = _option(64, "deepest nesting of a request body")
-    request_timeout: float = _option(600.0, "seconds from a request's arrival until it is ended with an error")
-    grace_period: float = _option(10.0, "seconds that running requests get after SIGTERM or Ctrl-C")
-    allow_chat_template: bool = _option(False, "let requests bring chat templates of their own")
-    max_connections: int | None = _option(
+    host: str = setting("127.0.0.1", "address to listen at; 0.0.0.0 is everybody's")
+    port: int = setting(8000, "port to listen at; 0 takes a free one")
+    api_key: str | None = setting(None, "clients must send this key (default: $RAMIFY_API_KEY, else no key)")
+    served_model_name: str | None = setting(None, "the name clients know the model by (default: its own)")
+    max_samples: int = setting(128, "most samples of one HTTP request: prompts times n, best_of or beam_width")
+    max_queue: int = setting(4096, "most prompts that run or wait; more are answered 429")
+    max_queue_per_client: int | None = setting(None, "the same for one client address (default: no such limit)")
+    max_body_bytes: int = setting(8 * 2**20, "largest request body")
+    max_header_bytes: int = setting(16 * 2**10, "largest request line and headers")
+    max_json_depth: int = setting(64, "deepest nesting of a request body")
+    request_timeout: float = setting(600.0, "seconds from a request's arrival until it is ended with an error")
+    grace_period: float = setting(10.0, "seconds that running requests get after SIGTERM or Ctrl-C")
+    allow_chat_template: bool = setting(False, "let requests bring chat templates of their own")
+    max_connections: int | None = setting(
         None, "most connections at once; others get 503 (default: what the limit of open files leaves)"
     )
-    allowed_origins: Sequence[str] | None = _option(
+    allowed_origins: Sequence[str] | None = setting(
         None, "let pages of this origin (https://example.org, or * for all) use the server from browsers"
     )
-    log_requests: bool = _option(False, "a line for each request: counts, status and time, never its text")
-    log_interval: float = _option(10.0, "seconds between lines on load and throughput, while there is any; 0 for none")
+    log_requests: bool = setting(False, "a line for each request: counts, status and time, never its text")
+    log_interval: float = setting(10.0, "seconds between lines on load and throughput, while there is any; 0 for none")
 
     def __post_init__(self) -> None:
         check.text("host", self.host)
@@ -57,8 +53,7 @@ class ServerConfig:
         check.integer("max_body_bytes", self.max_body_bytes, 1)
         check.integer("max_header_bytes", self.max_header_bytes, 1_024)
         check.integer("max_json_depth", self.max_json_depth, 4, 256)
-        if check.number("request_timeout", self.request_timeout, 0) == 0:
-            raise check.refuse("request_timeout", self.request_timeout, "above 0")
+        check.number("request_timeout", self.request_timeout, above=0)
         check.number("grace_period", self.grace_period, 0)
         check.boolean("allow_chat_template", self.allow_chat_template)
         if self.max_connections is not None:
@@ -74,12 +69,12 @@ class ServerConfig:
 class PairConfig:
     """Two models that are served as one: every token is drawn from their mixture."""
 
-    teacher: str | None = _option(
+    teacher: str | None = setting(
         None, "mix this model (what --model takes) with --theta: every token is drawn from both"
     )
-    theta: str | None = _option(None, "the student in that mixture; needs the same tokenizer")
-    teacher_system_prompt: str | None = _option(None, "what opens the teacher's prompts, and only those")
-    theta_system_prompt: str | None = _option(None, "what opens the student's prompts")
+    theta: str | None = setting(None, "the student in that mixture; needs the same tokenizer")
+    teacher_system_prompt: str | None = setting(None, "what opens the teacher's prompts, and only those")
+    theta_system_prompt: str | None = setting(None, "what opens the student's prompts")
 
     def __post_init__(self) -> None:
         for name in ("teacher", "theta", "teacher_system_prompt", "theta_system_prompt"):
