@@ -1,7 +1,7 @@
 // What could have stood in a token's place.
 
 import { find, make } from "./elements.js";
-import { percent, signed, visible } from "./shade.js";
+import { percent, probability, signed, visible } from "./shade.js";
 import { ownText } from "./token.js";
 
 export class Alternatives {
@@ -44,7 +44,7 @@ export class Alternatives {
     const chosen = rows.some((row) => row.token_id === node.token_id);
     for (const row of rows) list.append(line(row.token, row.logprob, row.token_id === node.token_id));
     if (!chosen) list.append(line(ownText(node), node.logprob, true));
-    const rest = 1 - rows.reduce((sum, row) => sum + Math.exp(row.logprob ?? -Infinity), 0);
+    const rest = 1 - rows.reduce((sum, row) => sum + probability(row.logprob), 0);
     if (rest > 0.0005) {
       const other = make("li", "rest", make("span", "", "all others"), make("span", "share", percent(rest)));
       other.style.setProperty("--part", rest.toFixed(4));
@@ -53,7 +53,7 @@ export class Alternatives {
     const content = [
       make("h2", "", visible(ownText(node))),
       make("p", "said", [
-        percent(Math.exp(node.logprob ?? -Infinity)),
+        percent(probability(node.logprob)),
         ...(node.rank ? [`rank ${node.rank}`] : []),
         `logprob ${node.logprob === null ? "−∞" : signed(node.logprob, 2)}`,
         `id ${node.token_id}`,
@@ -63,7 +63,7 @@ export class Alternatives {
     if (node.mixture) {
       const { alpha, kl_teacher: klTeacher, kl_theta: klTheta, logprob_teacher: teacher, logprob_theta: theta } = node.mixture;
       content.push(
-        make("p", "note", `The teacher gave it ${share(teacher)}, the student ${share(theta)}.`),
+        make("p", "note", `The teacher gave it ${percent(probability(teacher))}, the student ${percent(probability(theta))}.`),
         make("p", "note", `α ${alpha.toFixed(3)} · KL to teacher ${number(klTeacher)} · to student ${number(klTheta)}`));
     }
     if (node.finish_reason === "stop") content.push(make("p", "note", "This token ended the continuation."));
@@ -86,15 +86,11 @@ export class Alternatives {
 }
 
 function line(piece, logprob, taken) {
-  const probability = Math.exp(logprob ?? -Infinity);
-  const item = make("li", taken ? "taken" : "", make("span", "piece", visible(piece)), make("span", "share", percent(probability)));
-  item.style.setProperty("--part", probability.toFixed(4));
+  const part = probability(logprob);
+  const item = make("li", taken ? "taken" : "", make("span", "piece", visible(piece)), make("span", "share", percent(part)));
+  item.style.setProperty("--part", part.toFixed(4));
   if (taken) item.setAttribute("aria-current", "true");
   return item;
-}
-
-function share(logprob) {
-  return percent(Math.exp(logprob ?? -Infinity));
 }
 
 function number(value) {

@@ -2,9 +2,9 @@
 
 import { Chat } from "./chat.js";
 import { draw, find, make } from "./elements.js";
-import { fieldOf as fieldOfControl, leftEmpty } from "./fields.js";
-import { fieldOf, inLabels } from "./labels.js";
-import { defaultsOf, fitted, requestOf } from "./settings.js";
+import { fieldOf, leftEmpty } from "./fields.js";
+import { inLabels, nameOfField } from "./labels.js";
+import { defaultsOf, fitted, requestOf, strategyOf } from "./settings.js";
 import { CONTROLS, EXAMPLES, MORE_CONTROLS, STRATEGIES } from "./strategies.js";
 
 export class Form {
@@ -12,12 +12,13 @@ export class Form {
   constructor(changed) {
     this.element = find("form");
     this.changed = changed;
+    this.said = ""; // what was made to fit the strategy
     this.model = null;
     this.wantedModel = ""; // by settings that were restored before the models were known
     this.chat = new Chat(find("messages"), find("add-message"));
     this.prompt = find("prompt");
     this.theta = find("theta_prompt");
-    this.fields = new Map([...CONTROLS, ...MORE_CONTROLS].map((control) => [control.name, fieldOfControl(control)]));
+    this.fields = new Map([...CONTROLS, ...MORE_CONTROLS].map((control) => [control.name, fieldOf(control)]));
     find("controls").append(...CONTROLS.map(({ name }) => this.fields.get(name).holder));
     find("more-controls").append(...MORE_CONTROLS.map(({ name }) => this.fields.get(name).holder));
     find("strategies").append(...STRATEGIES.map((strategy) => this.#strategy(strategy)));
@@ -94,7 +95,7 @@ export class Form {
 
   /** Shows a message, in the page's words, beside the field it is about, or on top where that is none of ours. */
   complain(param, message) {
-    const name = fieldOf(param, message);
+    const name = nameOfField(param, message);
     const said = inLabels(message, (field) => this.#label(field));
     const holder = this.#holder(name);
     if (!holder || holder.closest("[hidden]")) {
@@ -158,13 +159,11 @@ export class Form {
   }
 
   #update() {
-    const chosen = this.element.elements.strategy.value;
-    const { hint } = STRATEGIES.find(({ id }) => id === chosen);
+    const { id: chosen, hint, sends } = strategyOf(this.settings);
     find("strategy-hint").textContent = this.said ? `${hint} ${this.said}` : hint;
     find("theta-field").hidden = !this.model?.mixture || this.isChat;
     find("prompt-label").textContent = this.model?.mixture ? "What the teacher sees" : "Prompt";
-    const draws = STRATEGIES.find(({ id }) => id === chosen).sends.strategy !== "beam_search";
-    const defaults = draws ? defaultsOf(this.model) : {};
+    const defaults = sends.strategy === "beam_search" ? {} : defaultsOf(this.model);
     for (const field of this.fields.values()) {
       field.holder.hidden = !field.control.for.includes(chosen);
       leftEmpty(field, defaults[field.control.name]);

@@ -6,7 +6,7 @@ const NO_FIELDS = { max_model_len: "the model’s context" };
 const SAME_FIELD = { logprobs: "top_logprobs", theta_messages: "theta_prompt" };
 
 /** The field that a refusal is about; messages of the engine itself begin with its name. */
-export function fieldOf(param, message) {
+export function nameOfField(param, message) {
   const name = String(param ?? message.match(/^[a-z_]+/)?.[0] ?? "").split(/[.[]/)[0];
   return SAME_FIELD[name] ?? name;
 }

@@ -35,9 +35,14 @@ export function roundUp(number) {
   return Number((step * decade).toPrecision(1));
 }
 
+/** The probability of a token; null stands for the logprob of one that could not be drawn. */
+export function probability(logprob) {
+  return Math.exp(logprob ?? -Infinity);
+}
+
 /** A share in words short enough for a list: 37 %, 0.42 %, < 0.01 %. */
-export function percent(probability) {
-  const value = probability * 100;
+export function percent(share) {
+  const value = share * 100;
   if (value >= 10) return `${value.toFixed(0)} %`;
   if (value >= 0.1) return `${value.toFixed(value >= 1 ? 1 : 2)} %`;
   return value >= 0.01 ? `${value.toFixed(2)} %` : "< 0.01 %";

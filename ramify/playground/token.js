@@ -1,7 +1,7 @@
 // One token in running text: shaded, selectable by mouse and keyboard.
 
 import { make } from "./elements.js";
-import { percent, shade, visible } from "./shade.js";
+import { percent, probability, shade, visible } from "./shade.js";
 
 /** The element of a node. `open(element, node)` shows its alternatives. */
 export function tokenElement(node, open) {
@@ -33,7 +33,7 @@ export function write(element, text) {
 
 /** What a screen reader says, and what a tree writes on its nodes. */
 export function label(node) {
-  return `${ownText(node).trim() || visible(ownText(node))}, ${percent(Math.exp(node.logprob ?? -Infinity))}`;
+  return `${ownText(node).trim() || visible(ownText(node))}, ${percent(probability(node.logprob))}`;
 }
 
 /** A token's own spelling; its contribution to the text may be none yet, in the middle of a character. */

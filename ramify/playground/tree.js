@@ -3,14 +3,15 @@
 import { draw, make } from "./elements.js";
 import { Overview } from "./overview.js";
 import { ranksOf, rowsOf } from "./rows.js";
-import { groupColour, percent, shade, signed, visible } from "./shade.js";
+import { groupColour, percent, probability, shade, signed, visible } from "./shade.js";
 import { label, ownText } from "./token.js";
 
 const STEP = 104; // from level to level
 const LANE = 36; // from row to row
 const BOX = { width: 78, height: 24 };
 const LEFT = 62;
-const TOP = 26;
+const ROOT = { cx: 30, cy: 26, r: 7 }; // the prompt
+const TOP = ROOT.cy;
 const SCORE = 64; // room for a rank and a score behind the last level
 const LEAST_ZOOM = 0.75; // by itself the tree shrinks this far before it scrolls
 
@@ -24,7 +25,7 @@ export class Tree {
     this.open = open;
     this.edges = draw("g");
     this.nodes = draw("g");
-    const root = draw("g", { class: "root" }, draw("circle", { cx: 30, cy: TOP, r: 7 }), text("prompt", { x: 30, y: TOP + 20 }));
+    const root = draw("g", { class: "root" }, draw("circle", ROOT), text("prompt", { x: ROOT.cx, y: TOP + 20 }));
     this.svg = draw("svg", { role: "group", "aria-label": "Tree of beams. Arrow keys move, Enter shows alternatives." }, this.edges, root, this.nodes);
     this.scroll = make("div", "tree-scroll", this.svg);
     this.scroll.tabIndex = 0;
@@ -73,9 +74,8 @@ export class Tree {
     if (item.row === row && item.rowBefore === rowBefore) return;
     item.row = row;
     item.rowBefore = rowBefore;
-    const x = LEFT + node.position * STEP;
+    const { x, xBefore } = placeOf(node);
     const [y, yBefore] = [TOP + row * LANE, TOP + rowBefore * LANE];
-    const xBefore = node.before ? x - STEP + BOX.width : 37;
     const middle = (xBefore + x) / 2;
     item.edge.setAttribute("d", `M${xBefore} ${yBefore}C${middle} ${yBefore} ${middle} ${y} ${x} ${y}`);
     item.group.setAttribute("transform", `translate(${x} ${y})`);
@@ -86,7 +86,7 @@ export class Tree {
     const frame = { x: 0, y: -BOX.height / 2, ...BOX, rx: 7 };
     const score = text("", { x: BOX.width + 6, y: 0, class: "score" });
     const group = draw("g", { class: "node", role: "button", tabindex: "-1", "aria-haspopup": "dialog" },
-      draw("title", {}, `${visible(ownText(node))}  ${percent(Math.exp(node.logprob))}`),
+      draw("title", {}, `${visible(ownText(node))}  ${percent(probability(node.logprob))}`),
       draw("rect", { ...frame, class: "frame" }), draw("rect", { ...frame, class: "tint" }),
       text(short(ownText(node)), { x: BOX.width / 2, y: 0 }), score);
     group.setAttribute("aria-label", `Step ${node.position + 1}: ${label(node)}`);
@@ -128,8 +128,7 @@ export class Tree {
     const strokes = new Map();
     for (const [node, { row, rowBefore, rank }] of this.#drawn) {
       const style = rank === undefined ? "dead" : rank === 0 ? "best" : "alive";
-      const x = LEFT + node.position * STEP;
-      const xBefore = node.before ? x - STEP + BOX.width : 37;
+      const { x, xBefore } = placeOf(node);
       const d = `M${xBefore} ${TOP + rowBefore * LANE}L${x} ${TOP + row * LANE}h${BOX.width}`;
       const key = `${style} ${node.group}`;
       strokes.set(key, { style, colour: groupColour(node.group), d: (strokes.get(key)?.d ?? "") + d });
@@ -187,6 +186,12 @@ export class Tree {
     group.scrollIntoView({ block: "nearest", inline: "nearest" });
     if (event.target.getAttribute("aria-expanded") === "true") this.open(group, target);
   }
+}
+
+/** Where a node's box begins, and where the edge that leads to it does. */
+function placeOf(node) {
+  const x = LEFT + node.position * STEP;
+  return { x, xBefore: node.before ? x - STEP + BOX.width : ROOT.cx + ROOT.r };
 }
 
 function text(content, attributes) {
