@@ -85,15 +85,16 @@ class EventStream(Response):
         except asyncio.CancelledError:
             raise
         except TimeoutError:
-            failure = out_of_time(self._seconds)
-            record_of(scope).error = failure.code
             async with asyncio.timeout(_LAST_WORDS_SECONDS):  # perhaps it is the client that does not read
-                await send(_body(event_of(failure.as_json())))
+                await _tell(out_of_time(self._seconds), scope, send)
         except Exception as error:  # too late for a status: the stream itself says what happened
-            failure = failure_of(error)
-            record_of(scope).error = failure.code
-            await send(_body(event_of(failure.as_json())))
+            await _tell(failure_of(error), scope, send)
         await send({"type": "http.response.body", "body": _DONE, "more_body": False})
+
+
+async def _tell(failure: Failure, scope: Scope, send: Send) -> None:
+    record_of(scope).error = failure.code
+    await send(_body(event_of(failure.as_json())))
 
 
 def event_of(value: dict[str, Any]) -> bytes:

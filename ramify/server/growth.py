@@ -18,7 +18,7 @@ from ramify.server.choices import check_sound, usage
 from ramify.server.connection import EventStream, client_of, event_of
 from ramify.server.growth_events import GrowthEvent
 from ramify.server.openapi import failures
-from ramify.server.preparing import beside_the_loop, prepared
+from ramify.server.preparing import prepared
 from ramify.server.protocol import GrowthRequest
 from ramify.server.records import Record, record_of
 from ramify.server.service import ServedModel, Service
@@ -65,8 +65,7 @@ def growth_routes(service: Service) -> APIRouter:
                 return model.intake.request(body.prompt, params, name)
             return model.intake.chat_request(body.messages or [], params, name)
 
-        is_chat = body.messages is not None
-        request = await (beside_the_loop(make) if is_chat else prepared(make, len(await http.body())))
+        request = await prepared(make, len(await http.body()), renders=body.messages is not None)
         with ExitStack() as held:
             held.enter_context(service.room_for(1, client_of(http)))
             stream = model.engine.submit(request)

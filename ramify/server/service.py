@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ramify.drive.async_engine import AsyncEngine
 from ramify.drive.intake import Intake
 from ramify.drive.pair_intake import PairIntake
+from ramify.errors import EngineClosedError
 from ramify.sampling_params import SamplingParams
 from ramify.server.config import ServerConfig
 from ramify.server.failures import Failure
@@ -95,7 +96,7 @@ class Service:
     def model(self, name: str | None) -> ServedModel:
         """The model of that name; the first where none is named."""
         if self.is_draining:
-            raise Failure(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
+            raise EngineClosedError("the server is shutting down")
         if not self.models:
             raise Failure(503, "the model is being loaded", code="not_ready", headers={"Retry-After": "2"})
         if name is None:

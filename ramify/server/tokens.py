@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,11 +12,10 @@ from ramify.errors import InvalidInputError
 from ramify.models.generation_defaults import RECOMMENDED_FIELDS, GenerationDefaults
 from ramify.server.body import JsonRoute
 from ramify.server.openapi import failures
-from ramify.server.preparing import beside_the_loop, prepared
+from ramify.server.preparing import prepared
 from ramify.server.protocol import DetokenizeRequest, TokenizeRequest
 from ramify.server.replies import DetokenizeReply, ModelCard, ModelList, TokenizeReply, TokenizerInfo
 from ramify.server.service import ServedModel, Service
-from ramify.text.tokenizer import Tokenizer
 
 
 def model_routes(service: Service) -> APIRouter:
@@ -43,9 +41,8 @@ def model_routes(service: Service) -> APIRouter:
     async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
         """The token ids of a text or a conversation, exactly as a request for samples would have them."""
         model = service.model(body.model)
-        is_chat = body.messages is not None
         make = partial(_tokens, model, body)
-        token_ids, texts = await (beside_the_loop(make) if is_chat else prepared(make, len(await http.body())))
+        token_ids, texts = await prepared(make, len(await http.body()), renders=body.messages is not None)
         return {
             "tokens": token_ids,
             "token_strs": texts,
@@ -74,20 +71,11 @@ def model_routes(service: Service) -> APIRouter:
             "tokenizer_class": type(tokenizer).__name__,
             "vocab_size": tokenizer.vocab_size,
             "model_max_length": served.max_model_len,
-            "bos_token": _token(tokenizer, "bos_token", [tokenizer.bos_token_id]),
-            "eos_token": _token(tokenizer, "eos_token", sorted(tokenizer.eos_token_ids)),
-            "pad_token": _token(tokenizer, "pad_token", []),
-            "unk_token": _token(tokenizer, "unk_token", []),
+            **{role: tokenizer.special_token(role) for role in ("bos_token", "eos_token", "pad_token", "unk_token")},
             "chat_template": tokenizer.chat_template,
         }
 
     return router
-
-
-def _token(tokenizer: Tokenizer, role: str, ids: Sequence[int | None]) -> str | None:
-    """A special token's text: as the files name it, else that of the first of these ids."""
-    named = tokenizer.special_tokens.get(role)
-    return named if named is not None else next((tokenizer.id_to_token(each) for each in ids if each is not None), None)
 
 
 def _card(model: ServedModel) -> dict[str, Any]:

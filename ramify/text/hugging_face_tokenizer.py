@@ -152,7 +152,7 @@ class HuggingFaceTokenizer:
         """`eos_token` and its siblings, and `eos_token_id` and theirs: None where the model has no such token."""
         role = name.removesuffix("_id")
         if role in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"):
-            token = self._tokenizer.special_tokens.get(role)
+            token = self._tokenizer.special_token(role)
             return token if role == name or token is None else self._tokenizer.token_to_id(token)
         raise UnsupportedAttributeError(
             f"this tokenizer has no {check.shown(name)}; `backend` is the whole one of the package tokenizers"

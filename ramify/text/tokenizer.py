@@ -146,6 +146,14 @@ class Tokenizer:
         """The id of a token in the vocabulary's spelling; None if there is no such token."""
         return self._backend.token_to_id(token)
 
+    def special_token(self, role: str) -> str | None:
+        """The text of the token with this role ("eos_token"): as the files name it, else that of the id it has."""
+        if role in self.special_tokens:
+            return self.special_tokens[role]
+        ids = {"bos_token": self.bos_token_id, "eos_token": min(self.eos_token_ids, default=None)}
+        token_id = ids.get(role)
+        return None if token_id is None else self.id_to_token(token_id)
+
     def _first_unknown(self, text: str) -> int | None:
         """Where the first piece of the text begins that the model has no tokens for; None if that cannot be told."""
         if self._backend.normalizer is not None:
