@@ -1,5 +1,18 @@
 """The command `ramify`. Whatever is heavy is imported by the command that needs it."""
 
-from ramify.cli.commands import main
+import sys
+
+INTERRUPTED = 130  # the exit status that shells give to Ctrl-C
+
+
+def main() -> None:
+    """Ctrl-C is no error: not while the commands are imported either, which takes a moment on a cold disk."""
+    try:
+        from ramify.cli.commands import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
 
 __all__ = ["main"]

@@ -269,6 +269,13 @@ def test_bytes_that_are_no_text_are_refused_before_a_model_is_loaded(
     assert run("generate") == (2, "", "error: standard input is no text in utf-8: invalid start byte\n")
 
 
+def test_ctrl_c_while_the_commands_are_imported_ends_quietly() -> None:
+    presses = "class Finder:\n    def find_spec(name, *_):\n        if name == 'typer': raise KeyboardInterrupt\n"
+    code = f"import sys\n{presses}sys.meta_path.insert(0, Finder)\nfrom ramify.cli import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_a_full_disk_under_standard_output_is_told_in_one_line() -> None:
     command = [sys.executable, "-c", "from ramify.cli import main; main()", "--help"]
     with Path("/dev/full").open("w") as full:
