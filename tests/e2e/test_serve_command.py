@@ -99,7 +99,7 @@ def test_the_models_recommendation_is_told_and_used(folder: Path, tmp_path: Path
     asked = {"prompt": [5, 6, 7], "max_tokens": 12, "seed": 3, "return_token_ids": True}
     with process(*model(recommending)) as server:
         url = server.url()
-        assert "get temperature 0.4, top_k 5 (from generation_config.json)" in "".join(server.said)
+        assert "Defaults of requests: temperature 0.4, top_k 5 (from generation_config.json)" in "".join(server.said)
         [card] = httpx.get(f"{url}/v1/models").json()["data"]
         assert card["default_sampling_params"] == {
             "temperature": 0.4,
