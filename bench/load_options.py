@@ -78,6 +78,9 @@ def parse(arguments: Sequence[str], description: str) -> Options:
     for name in ("prompt", "messages", "model", "stream", "stream_options", "n", "max_tokens"):
         if name in fields:
             refuse(f"--field {name}: that field is the load test's own")
+    for path in (given.save, given.chart):
+        if path is not None and not path.parent.is_dir():
+            refuse(f"{path} cannot be written: there is no folder {path.parent}")
     compare = given.compare
     if compare is None:
         compare = given.url is None and not given.rate and given.seconds is None and not flags

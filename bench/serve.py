@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,9 +66,7 @@ def measure(options: Options, line: dict[str, Any]) -> None:
 
 
 def choose_model(options: Options, served: list[str], url: str) -> str | None:
-    if options.url is None:
-        return served[0] if served else None
-    if options.model is None:
+    if options.url is None or options.model is None:  # a server that was started here names its one model itself
         return served[0] if served else None
     if served and options.model not in served:
         say(f"{url} does not list {options.model}; it has {', '.join(served)}")
@@ -148,7 +147,8 @@ class Turns:
         """The best run of each counts: what else a machine does only ever makes one slower."""
         before = points.pop() if len(points) > at else {}
         pythons = [speed for speed in (python, before.get("python_tok_s")) if speed is not None]
-        best = point if before.get("tok_s") is None or (point["tok_s"] or 0) >= before["tok_s"] else before
+        is_better = before.get("tok_s") is None or (point["tok_s"] or 0) >= before["tok_s"]
+        best = point if not before or (is_better and "stopped" not in point) else before
         if pythons and best["tok_s"] is not None:
             best["python_tok_s"] = round(max(pythons), 2)
             best["of_python"] = round(best["tok_s"] / max(pythons), 3)
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measure(options, line)
     except KeyboardInterrupt:
         status = 130
-        say("\nstopped: what was measured until now")
+        say("\nstopped: " + ("what was measured until now" if line["points"] else "nothing was measured yet"))
     except (UnmeasurableError, ClientError) as error:
         status = 2
         say(str(error))
@@ -220,13 +220,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fastest = max(point["tok_s"] or 0 for point in points)
     if ceiling and fastest > ceiling / 2:
         say(f"{fastest:,.0f} tok/s is more than half of the client's ceiling: more --processes would tell more")
-    if options.chart is not None:
-        options.chart.write_text(page([*beside, line]), encoding="utf-8")
-        say(f"{options.chart} is the chart")
     text = json.dumps(line)
-    if options.save is not None:
-        with options.save.open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
+    try:
+        if options.save is not None:
+            with options.save.open("a", encoding="utf-8") as file:
+                file.write(text + "\n")
+        if options.chart is not None:
+            options.chart.write_text(page([*beside, line]), encoding="utf-8")
+            say(f"{options.chart} is the chart")
+    except OSError as error:  # the line below still has everything
+        say(f"not written: {error}")
+        status = status or 1
     print(text)
     return status
 
@@ -241,4 +245,5 @@ def without_key(arguments: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no server is left behind
     sys.exit(main())

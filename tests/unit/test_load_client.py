@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -314,12 +315,30 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
         ("--seconds 3 --compare", "needs --requests"),
         ("--url x --compare", "--url names another"),
         ("--beside x", "--beside needs --chart"),
+        ("--save /no/such/folder/x", "there is no folder /no/such/folder"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(arguments: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         serve.main(arguments.split())
     assert why in capsys.readouterr().err
+
+
+def test_the_best_whole_run_counts_beside_the_best_of_python() -> None:
+    points: list[Point] = []
+    for speed, python, more in ((10.0, 9.0, {}), (12.0, 8.0, {}), (11.0, 20.0, {}), (99.0, None, {"stopped": True})):
+        serve.Turns._keep(points, 0, {"tok_s": speed, **more}, python)
+    assert points == [{"tok_s": 12.0, "python_tok_s": 20.0, "of_python": 0.6}]
+
+
+def test_the_page_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(serve.__file__).parents[1] / "docs" / "load_test.md").read_text(encoding="utf-8")
+    with pytest.raises(SystemExit):
+        serve.main(["--help"])
+    known = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help", "--max-num-seqs", "--no-quiet"}
+    told = set(re.findall(r"--[a-z][a-z-]+", page))
+    assert known - told == set()
+    assert told - known == {"--max-num-seqs", "--out"}
 
 
 def test_a_sweep_is_saved_and_drawn_without_the_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
