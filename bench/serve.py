@@ -135,12 +135,13 @@ class Turns:
             if loaded.stopped and not loaded.records:
                 raise KeyboardInterrupt
             self._keep(points, at, point, speed)
-            print(table_row(point), *(f"  {note}" for note in remarks(point)), sep="\n", flush=True)
+            notes = remarks(point) + ([] if speed is None else [f"LLM.generate on the same work: {speed:,.1f} tok/s"])
+            print(table_row(point), *(f"  {note}" for note in notes), sep="\n", flush=True)
             if loaded.stopped:
                 raise KeyboardInterrupt
         if "of_python" in points[at]:
-            speed, ratio = points[at]["python_tok_s"], points[at]["of_python"]
-            print(f"  LLM.generate on the same work {speed:,.1f} tok/s: over HTTP {ratio:.2f} of it (goal {GOAL})")
+            best, speed, ratio = (points[at][name] for name in ("tok_s", "python_tok_s", "of_python"))
+            print(f"  best of each: over HTTP {best:,.1f} of {speed:,.1f} tok/s, {ratio:.2f} (goal {GOAL})", flush=True)
 
     @staticmethod
     def _keep(points: list[Point], at: int, point: Point, python: float | None) -> None:
