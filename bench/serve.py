@@ -199,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "workload": "load",
         "machine": machine_name(),
         "commit": commit(),
-        "command": " ".join(["python bench/serve.py", *without_key(given)]),
+        "command": shown(given),
         "settings": options.settings(),
         "points": [],
     }
@@ -236,13 +236,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def without_key(arguments: Sequence[str]) -> list[str]:
-    """Results are kept and shown around; a key is not."""
-    hidden, kept = False, []
+def shown(arguments: Sequence[str]) -> str:
+    """The command as results keep it: they are shown around, so it has no key and no places of files."""
+    kept: list[str] = []
+    leaving_out = False
     for argument in arguments:
-        kept.append("..." if hidden else "--api-key=..." if argument.startswith("--api-key=") else argument)
-        hidden = argument == "--api-key"
-    return kept
+        name, equals, _ = argument.partition("=")
+        if name in {"--save", "--chart", "--beside", "--api-key"}:
+            leaving_out = not equals
+        elif argument.startswith("--") or not leaving_out:
+            leaving_out = False
+            kept.append(argument)
+    return " ".join(["python bench/serve.py", *kept])
 
 
 if __name__ == "__main__":

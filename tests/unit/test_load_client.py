@@ -331,6 +331,11 @@ def test_the_best_whole_run_counts_beside_the_best_of_python() -> None:
     assert points == [{"tok_s": 12.0, "python_tok_s": 20.0, "of_python": 0.6}]
 
 
+def test_results_keep_the_command_without_key_and_files() -> None:
+    given = "--api-key k --rate 1 2 --save a --beside b c --n 3 --chart=d --api-key=k --shared 1 -- --port 8"
+    assert serve.shown(given.split()) == "python bench/serve.py --rate 1 2 --n 3 --shared 1 -- --port 8"
+
+
 def test_the_page_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(serve.__file__).parents[1] / "docs" / "load_test.md").read_text(encoding="utf-8")
     with pytest.raises(SystemExit):
