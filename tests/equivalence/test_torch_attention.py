@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,31 +20,14 @@ from ramify.device.torch_attention import TorchAttention
 from ramify.engine.plan import Chunk, SharedPrefix
 from ramify.engine.sharing import best_sharing
 from ramify.models.families import Architecture
-from ramify.models.rope import RopeConfig
+from tests.architectures import SMALL
 from tests.attention_truth import PlainAttention, reads_of
 
 CPU = torch.device("cpu")
 
 
 def _architecture(heads: int, kv_heads: int) -> Architecture:
-    return Architecture(
-        family="llama",
-        vocab_size=8,
-        hidden_size=8,
-        intermediate_size=8,
-        num_layers=1,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=16,
-        rms_norm_eps=1e-6,
-        rope=RopeConfig(),
-        max_position_embeddings=None,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        tie_embeddings=True,
-    )
+    return replace(SMALL, num_layers=1, num_heads=heads, num_kv_heads=kv_heads)
 
 
 def _step(numbers: random.Random, block_size: int, num_groups: int) -> list[Chunk]:

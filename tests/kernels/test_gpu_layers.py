@@ -12,32 +12,13 @@ from ramify.device.layers import Batch
 from ramify.device.pool import KVPool
 from ramify.gpu.gpu_layers import GpuLayers
 from ramify.models.decoder import Decoder, parameters
-from ramify.models.families import Architecture
-from ramify.models.rope import RopeConfig
+from tests.architectures import SMALL
 
-PLAIN = Architecture(
-    family="llama",
-    vocab_size=100,
-    hidden_size=48,
-    intermediate_size=112,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    rms_norm_eps=1e-5,
-    rope=RopeConfig(),
-    max_position_embeddings=None,
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    tie_embeddings=False,
-)
 ARCHITECTURES = {
-    "plain": PLAIN,
-    "qkv bias": replace(PLAIN, qkv_bias=True),
-    "every bias": replace(PLAIN, qkv_bias=True, output_bias=True, mlp_bias=True),
-    "normed heads, tied": replace(PLAIN, qk_norm=True, tie_embeddings=True),
+    "plain": SMALL,
+    "qkv bias": replace(SMALL, qkv_bias=True),
+    "every bias": replace(SMALL, qkv_bias=True, output_bias=True, mlp_bias=True),
+    "normed heads, tied": replace(SMALL, qk_norm=True, tie_embeddings=True),
 }
 
 

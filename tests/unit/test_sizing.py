@@ -15,33 +15,13 @@ from ramify.device.step import DeviceStep
 from ramify.errors import InvalidInputError
 from ramify.gpu import prompts
 from ramify.models.decoder import Decoder, parameters
-from ramify.models.families import Architecture
 from ramify.models.loader import choose_dtype
-from ramify.models.rope import RopeConfig
-
-ARCH = Architecture(
-    family="llama",
-    vocab_size=100,
-    hidden_size=48,
-    intermediate_size=112,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    rms_norm_eps=1e-5,
-    rope=RopeConfig(),
-    max_position_embeddings=None,
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    tie_embeddings=False,
-)
+from tests.architectures import SMALL
 
 
 @pytest.fixture
 def decoder() -> Decoder:
-    decoder = Decoder(ARCH, torch.float32, torch.device("cpu"))
+    decoder = Decoder(SMALL, torch.float32, torch.device("cpu"))
     for _, parameter in parameters(decoder):
         parameter.normal_(0.0, 0.1)
     return decoder
@@ -69,7 +49,7 @@ def test_the_checkpoints_own_precision(
 
 
 def test_what_is_left_becomes_blocks(decoder: Decoder) -> None:
-    block = bytes_per_block(ARCH, 16, torch.float32)
+    block = bytes_per_block(SMALL, 16, torch.float32)
     memory = GpuMemory(total=1000 * block, needed=300 * block, beside=100 * block)
 
     def count(share: float, max_num_seqs: int = 256) -> int:
@@ -113,7 +93,7 @@ def test_the_largest_steps_are_large_and_allowed(num_models: int, num_tracks: in
 def test_a_step_runs_them(decoder: Decoder) -> None:
     """The cache of a rehearsal is smaller than its contexts."""
     largest = Largest(1, 1, 8, NUM_BLOCKS * 4 + 50, 60, 4)
-    pool = KVPool(ARCH, NUM_BLOCKS, 4, torch.float32, torch.device("cpu"))
+    pool = KVPool(SMALL, NUM_BLOCKS, 4, torch.float32, torch.device("cpu"))
     step = DeviceStep([TorchLayers(decoder, pool)], max_num_seqs=8)
     for plan in largest_plans(largest):
         result = step.launch(plan)()
