@@ -106,7 +106,7 @@ async def _joined(streams: list[RequestStream]) -> AsyncIterator[tuple[int, Requ
             async for output in stream:
                 await arrived.put((index, output))
             await arrived.put((index, None))
-        except Exception as error:
+        except Exception as error:  # raised where the outputs are read, not in a task that nobody waits for
             await arrived.put((index, error))
 
     readers = [asyncio.create_task(read(index, stream)) for index, stream in enumerate(streams)]

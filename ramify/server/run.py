@@ -176,7 +176,7 @@ def _in_daemon_thread(load: LoadModels) -> tuple[threading.Thread, asyncio.Futur
         models, error = None, None
         try:
             models = load()
-        except BaseException as raised:
+        except BaseException as raised:  # raised again by whoever waits for the models
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(tell, models, error)

@@ -163,7 +163,7 @@ class Tokenizer:
         for piece, (start, _) in pieces:
             try:
                 self._backend.model.tokenize(piece)
-            except Exception:
+            except Exception:  # the backend has no other kind
                 return int(start)
         return None
 

@@ -42,7 +42,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
     with backend_panics_become(FileFormatError, f"{path.name} is not a tokenizer file"):
         try:
             return tokenizers.Tokenizer.from_str(text)
-        except Exception as error:
+        except Exception as error:  # the backend has no other kind
             raise FileFormatError(f"{path.name} is not a tokenizer file: {str(error)[:200]}") from None
 
 
