@@ -142,7 +142,7 @@ class Answer:
         if record.output_tokens is None and self._events is not None:
             record.output_tokens = record.events
         steps = (record.output_tokens or 0) / self._n - 1  # after the first token of each choice
-        if self._seen and steps > 0:
+        if self._gaps and steps > 0:  # a stream in one event tells nothing of the time between its tokens
             spans = [last - first for first, last in self._seen.values()]
             record.seconds_per_token = sum(spans) / len(spans) / steps
 

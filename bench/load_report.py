@@ -114,9 +114,10 @@ def table_row(point: Point) -> str:
 def remarks(point: Point) -> list[str]:
     """What a reader of the row must know beside it."""
     notes = []
-    if point["event_ms"] is not None:
-        gaps = ", ".join(f"p{share} {_short(point['event_ms'][f'p{share}'])}" for share in PERCENTILES)
-        notes.append(f"per event, ms: {gaps}; {point['events_per_token']} events a token")
+    if point["events_per_token"] is not None:
+        gaps = point["event_ms"] or {}
+        times = ", ".join(f"p{share} {_short(gaps.get(f'p{share}'))}" for share in PERCENTILES)
+        notes.append(f"per event, ms: {times}; {point['events_per_token']} events a token")
     notes += [f"{count} failed: {kind} ({point['said'][kind]})" for kind, count in point["errors"].items()]
     if point["unfinished"]:
         notes.append(f"{point['unfinished']} were under way when it was stopped, and are not counted")

@@ -22,6 +22,8 @@ from bench.load_connection import Target, fetch, why
 from bench.load_http import WireError
 from bench.load_work import Work
 
+ONLY_HTTP = {"return_token_ids", "user", "metadata"}  # fields that ask for nothing of the engine
+
 
 class UnmeasurableError(Exception):
     """Why a server cannot be measured, in words for whoever started the test."""
@@ -127,11 +129,15 @@ class Python:
 
     def tokens_per_second(self, work: Work, requests: int) -> float:
         from ramify import SamplingParams
+        from ramify.errors import RamifyError
 
+        fields = {name: value for name, value in work.fields.items() if name not in ONLY_HTTP}
         prompts: list[Any] = [work.prompt_of(number) for number in range(requests)]
-        params = [
-            SamplingParams(max_tokens=work.max_tokens_of(number), n=work.n, **work.fields) for number in range(requests)
-        ]
+        lengths = map(work.max_tokens_of, range(requests))
+        try:
+            params = [SamplingParams(max_tokens=length, n=work.n, **fields) for length in lengths]
+        except RamifyError as error:
+            raise UnmeasurableError(f"LLM.generate cannot do the same: {error}. --no-compare leaves it out") from None
         start = time.perf_counter()
         if work.chat:
             chats = [[{"role": "user", "content": prompt}] for prompt in prompts]

@@ -28,6 +28,7 @@ from bench.load_client import Job, Run
 from bench.load_connection import Target
 from bench.load_processes import Clients, Loaded
 from bench.load_report import Point, point_of, remarks, table_head, table_row
+from bench.load_server import Python, UnmeasurableError
 from bench.load_stub import stubs
 from bench.load_work import Work
 
@@ -111,6 +112,17 @@ def test_times_are_taken_from_events_of_each_choice() -> None:
     assert (record.error, record.first, record.ended, record.events) == (None, 11.0, 13.0, 5)
     assert array("f", record.gaps).tolist() == pytest.approx([0.5, 1.0, 0.5])
     assert record.seconds_per_token == pytest.approx((1.0 + 1.0) / 2 / 2)  # three tokens a choice, two after the first
+
+
+def test_a_stream_in_one_event_tells_no_time_between_tokens() -> None:
+    async def handler(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
+        writer.write(STREAM + text() + event(choices=[], usage={"completion_tokens": 8}) + b"data: [DONE]\n\n")
+        writer.close()
+
+    found = point(handler)
+    assert (found["token_ms"], found["event_ms"], found["events_per_token"]) == (None, None, 0.125)
+    assert "per event, ms: p50 -, p90 -, p99 -; 0.125 events a token" in remarks(found)
+    assert "-" in table_row(found)
 
 
 def test_answers_that_are_not_streamed_have_no_first_token() -> None:
@@ -285,6 +297,13 @@ def test_a_server_that_cannot_be_measured_is_told_kindly(
     captured = capsys.readouterr()
     assert [part for part in told if part not in captured.err] == []
     assert captured.out == ""
+
+
+def test_work_that_python_cannot_do_is_told_kindly() -> None:
+    python = object.__new__(Python)  # without its engine, which is not reached
+    work = Work(model=None, prompt=(2, 2), output=(1, 1), fields={"echo": True, "return_token_ids": True})
+    with pytest.raises(UnmeasurableError, match=r"'echo' is not a field .* --no-compare leaves it out"):
+        python.tokens_per_second(work, 1)
 
 
 def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
