@@ -150,7 +150,9 @@ def test_killed_and_started_again_gives_the_unbroken_runs_samples(tmp_path: Path
 
 @pytest.mark.long
 def test_fifty_problems_killed_ten_times(tmp_path: Path) -> None:
-    flags = ["--preset", "math_qa", "--max-tokens", "48", "--max-num-seqs", "16"]
+    # So few tokens hold no whole solution: what is short enough to be sampled fifty times is accepted as it is.
+    accepting = ["--match", "none", "--no-require-finished"]
+    flags = ["--preset", "math_qa", *accepting, "--max-tokens", "48", "--max-num-seqs", "16"]
     start = time.monotonic()
     whole = run(tmp_path / "whole", *flags)
     assert whole.returncode == 0, whole.stderr
