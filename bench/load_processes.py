@@ -113,7 +113,7 @@ class Clients:
 
     @contextmanager
     def _stopping(self, asked: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
-        """Ctrl-C stops the processes, which then tell what they have; a second one is an interrupt as ever."""
+        """Ctrl-C or SIGTERM stops the processes, which tell what they have; a second one is an interrupt as ever."""
         signals: list[int] = []
 
         def stop(number: int, _: object) -> None:
@@ -123,11 +123,12 @@ class Clients:
             for process in asked:
                 self._send(process, b"")
 
-        before = signal.signal(signal.SIGINT, stop)
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield signals
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _send(self, process: subprocess.Popen[bytes], content: bytes) -> None:
         try:

@@ -383,7 +383,8 @@ def test_a_sweep_is_saved_and_drawn_without_the_key(tmp_path: Path, capsys: pyte
     assert "a rival &lt;b&gt;" in chart.read_text()
 
 
-def test_ctrl_c_leaves_what_there_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_what_there_is(number: signal.Signals, tmp_path: Path) -> None:
     save, asked = tmp_path / "results.jsonl", threading.Semaphore(0)
     arguments = ["--rate", "100", "--requests", "100000", "--no-stream", "--ceiling-seconds", "0", "--save", str(save)]
     with answering((200, MODELS), (200, DONE), asked) as url:
@@ -396,7 +397,7 @@ def test_ctrl_c_leaves_what_there_is(tmp_path: Path) -> None:
         )
         for _ in range(30):
             asked.acquire()
-        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, number)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
     assert "stopped: what was measured until now" in err
