@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ramify.sampling_params import OutputKind, SamplingParams, SamplingStrategy
 
-SamplerKind = Literal["plain", "filtered", "full"]  # temperature alone; top-k, top-p and min-p too; anything
+SamplerKind = Literal["plain", "filtered", "full"]  # no filter; top-k, top-p or min-p; what kernels have no room for
 # What a sampler of kernels has room for; "full" is what exceeds it.
 MOST_REPORTED = 20  # likeliest tokens of a row
 LONGEST_BAD_WORD = 17  # tokens
