@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ramify import validation as check
-from ramify.engine.search.advance import Candidate
+from ramify.engine.search.advance import Candidates
 from ramify.engine.search.beam import BeamSearch
 from ramify.errors import InvalidInputError
 from ramify.sampling_params import MAX_SAMPLES, MAX_TOKENS, SamplingParams
@@ -119,10 +119,9 @@ class BeamSearchManager:
             )
         running = beams.search.running()
         candidates = [
-            Candidate(child, child, token_id, logprob, weight=_weight(logprob))
+            _candidates(child, scores)
             for child, scores in zip(beams.listed, token_scores, strict=True)
             if child in running
-            for token_id, logprob in (scores.items() if isinstance(scores, Mapping) else scores)
         ]
         decisions = beams.search.advance(candidates)
         # All are extended before any is stored: one of them may replace its parent, which others extend too.
@@ -161,6 +160,12 @@ class BeamSearchManager:
         if request_id not in self._requests:
             raise InvalidInputError(f"there is no request {request_id!r}: init_request begins one")
         return self._requests[request_id]
+
+
+def _candidates(child: int, scores: TokenScores) -> Candidates:
+    pairs = list(scores.items() if isinstance(scores, Mapping) else scores)
+    logprobs = [logprob for _, logprob in pairs]
+    return Candidates(child, child, [token_id for token_id, _ in pairs], logprobs, list(map(_weight, logprobs)))
 
 
 def _weight(logprob: float) -> float:

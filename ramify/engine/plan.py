@@ -125,14 +125,17 @@ class TokenReport(NamedTuple):
         return self._replace(top_token_ids=self.top_token_ids[:count], top_logprobs=self.top_logprobs[:count])
 
 
-class Expansion(NamedTuple):
-    """A token that could continue a beam: its raw logprob, its logprob after all controls, and its report if asked."""
+class Expansions(NamedTuple):
+    """The tokens that could continue a beam, likeliest first, in columns: of nine, one is taken.
 
-    token_id: int
-    logprob: float
-    weight: float
-    report: TokenReport | None = None
-    mixture: MixtureReport | None = None
+    Their raw logprobs, their logprobs after all controls, and what is told of each if that was asked.
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    weights: Sequence[float]
+    reports: Sequence[TokenReport] | None = None
+    mixtures: Sequence[MixtureReport] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,7 @@ class StepResult:
     logprobs: list[float]  # of the drawn token, by the model's own distribution
     faults: dict[int, str] = field(default_factory=dict)
     reports: dict[int, TokenReport] = field(default_factory=dict)  # of draws that asked for logprobs
-    expansions: dict[int, list[Expansion]] = field(default_factory=dict)  # of draws that asked for candidates
+    expansions: dict[int, Expansions] = field(default_factory=dict)  # of draws that asked for candidates
     prompts: list[list[TokenReport]] = field(default_factory=list)  # one list per prompt report of the plan
     mixtures: dict[int, MixtureReport] = field(default_factory=dict)  # of draws from two models
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ramify.engine.plan import NOT_FINITE, Draw, Expansion, StepResult, TokenReport, quickly
+from ramify.engine.plan import NOT_FINITE, Draw, Expansions, StepResult, TokenReport, quickly
 from ramify.gpu.kernels import race as codes
 from ramify.gpu.kernels.top_logprobs import Reports
 from ramify.sampling.columns import SamplerChoice
@@ -131,13 +130,16 @@ class Results:
                 told[number] = TokenReport(logprob, rank, top_ids[number, :count], top_logprobs[number, :count])
         return told
 
-    def _read_candidates(self, index: NDArray[np.int64], draws: Sequence[Draw]) -> dict[int, list[Expansion]]:
-        counts = [draw.demands.num_candidates for draw in draws]
-        asked = [number for number, count in enumerate(counts) if count]
-        rows, most = index[asked], max(counts)
-        columns = (part.numpy()[rows, :most].tolist() for part in self._host.candidates)
+    def _read_candidates(self, index: NDArray[np.int64], draws: Sequence[Draw]) -> dict[int, Expansions]:
+        asked: dict[int, list[int]] = {}  # by how many candidates
+        for number, draw in enumerate(draws):
+            asked.setdefault(draw.demands.num_candidates, []).append(number)
+        asked.pop(0, None)
+        token_ids, weights, logprobs = (part.numpy() for part in self._host.candidates)
         told = {}
-        for number, token_ids, weights, logprobs in zip(asked, *columns, strict=True):
-            made = zip(token_ids, logprobs, weights, strict=True)
-            told[number] = [quickly(Expansion, (*each, None, None)) for each in islice(made, counts[number])]
+        for count, numbers in asked.items():
+            rows = index[numbers]
+            columns = (part[rows, :count].tolist() for part in (token_ids, logprobs, weights))
+            for number, *each in zip(numbers, *columns, strict=True):
+                told[number] = quickly(Expansions, (*each, None, None))
         return told

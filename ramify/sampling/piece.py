@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from torch import Tensor
 
 from ramify.config import LogprobsMode
-from ramify.engine.plan import NOT_FINITE, Draw, Expansion, StepResult, TokenReport
+from ramify.engine.plan import NOT_FINITE, Draw, Expansions, StepResult, TokenReport
 from ramify.sampling.draw import block_scores
 from ramify.sampling.mixing import MixedRows
 from ramify.sampling.settings import Settings
@@ -82,7 +81,7 @@ class Piece:
             return report(self.raw, token_ids, count, self.normaliser)
         return report(self.processed, token_ids, count)
 
-    def _expand(self) -> Iterator[tuple[int, list[Expansion]]]:
+    def _expand(self) -> Iterator[tuple[int, Expansions]]:
         """For each beam, its likeliest tokens by the processed distribution, with both logprobs."""
         assert self.processed is not None, "beams keep what they are chosen from"
         beams = [row for row, draw in enumerate(self.rows.draws) if draw.demands.is_beam_search]
@@ -97,9 +96,15 @@ class Piece:
         mixtures = None if self.mixed is None else self.mixed.reports(top.indices)
         for row in beams:
             demands = self.rows.draws[row].demands
-            own: Sequence[TokenReport | None] = [None] * len(token_ids[row])
-            if demands.params.logprobs is not None:
-                own = [told.first(demands.params.logprobs) for told in reports[row]]
-            ways = [None] * len(own) if mixtures is None else mixtures[row]
-            made = zip(token_ids[row], logprobs[row], weights[row], own, ways, strict=True)
-            yield row, [Expansion(*fields) for fields in islice(made, demands.num_candidates)]
+            own = demands.num_candidates
+            num_reported = demands.params.logprobs
+            yield (
+                row,
+                Expansions(
+                    token_ids[row][:own],
+                    logprobs[row][:own],
+                    weights[row][:own],
+                    None if num_reported is None else [told.first(num_reported) for told in reports[row][:own]],
+                    None if mixtures is None else mixtures[row][:own],
+                ),
+            )

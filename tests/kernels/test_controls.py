@@ -108,10 +108,9 @@ def compare(one: StepResult, other: StepResult, *, mixed: bool = False) -> None:
     assert one.expansions.keys() == other.expansions.keys()
     for index, candidates in one.expansions.items():
         expected = other.expansions[index]
-        assert [each.token_id for each in candidates] == [each.token_id for each in expected]
-        for ours, theirs in zip(candidates, expected, strict=True):
-            assert ours.logprob == pytest.approx(theirs.logprob, abs=2e-5)
-            assert ours.weight == pytest.approx(theirs.weight, abs=2e-5)
+        assert candidates.token_ids == expected.token_ids
+        assert candidates.logprobs == pytest.approx(expected.logprobs, abs=2e-5)
+        assert candidates.weights == pytest.approx(expected.weights, abs=2e-5)
 
 
 @pytest.mark.parametrize("mode", ["raw", "processed"])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.engine.demands import num_candidates
-from ramify.engine.search.advance import Candidate, Independent
+from ramify.engine.search.advance import Candidates, Continuation, Independent
 from ramify.engine.search.beam import BeamSearch
 from tests.beam_oracle import Tokens, Weights, oracle
 
@@ -37,7 +37,8 @@ def search(model: Weights, **options: Any) -> list[tuple[Tokens, float]]:
         shown = []
         for child in running:
             after = sorted(enumerate(model(tokens[child])), key=lambda pair: -pair[1])[:count]
-            shown += [Candidate(child, child, token, weight, weight) for token, weight in after]
+            token_ids, weights = zip(*after, strict=True)
+            shown.append(Candidates(child, child, token_ids, weights, weights))
         decisions = beams.advance(shown)
         grown = {
             continuation.child: (*tokens[continuation.parent], continuation.token_id)
@@ -45,6 +46,7 @@ def search(model: Weights, **options: Any) -> list[tuple[Tokens, float]]:
         }
         running = [continuation.child for continuation in decisions.continued]
         tokens |= grown
+        assert beams.kept() == {standing.child for standing in beams.ranking()}
         if decisions.over:
             break
     assert decisions.over
@@ -156,7 +158,6 @@ def test_few_tokens_give_fewer_beams_and_no_impossible_ones() -> None:
 
 
 def test_independent_children_keep_what_they_drew() -> None:
-    drawn = [Candidate(0, 0, 5, -0.5), Candidate(0, 1, 7, -1.0)]
-    decisions = Independent().advance(drawn)
-    assert decisions.continued == drawn
+    decisions = Independent().advance([Candidates(0, 0, [5], [-0.5]), Candidates(0, 1, [7], [-1.0])])
+    assert decisions.continued == [Continuation(0, 0, 5, -0.5), Continuation(0, 1, 7, -1.0)]
     assert (decisions.ended, decisions.over) == ([], False)

@@ -16,14 +16,15 @@ These are the rules of `transformers`' beam search for each beam group, and so i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
-from operator import itemgetter
+from itertools import accumulate, chain, count
 from typing import Literal, NamedTuple
 
 from ramify.engine.plan import quickly
-from ramify.engine.search.advance import Candidate, Continuation, Decisions
+from ramify.engine.search.advance import Candidates, Continuation, Decisions
 from ramify.outputs import Standing
 
 IMPOSSIBLE = float("-inf")  # the weight of a token that controls or filters rule out
@@ -51,8 +52,12 @@ class BeamGroup:
 
 
 class _Extension(NamedTuple):
-    total: float
-    candidate: Candidate
+    """A beam with one of its candidates."""
+
+    total: float  # the sum of its weights then
+    token_id: int
+    candidates: Candidates
+    place: int  # among its candidates
 
 
 class BeamSearch:
@@ -78,39 +83,54 @@ class BeamSearch:
         self.beam_groups = [BeamGroup(beam_width // num_groups, {0: 0.0}) for _ in range(num_groups)]
         self._new_child = count(1)
 
-    def advance(self, candidates: Sequence[Candidate]) -> Decisions:
-        """Candidates of all running beams, in any order; each beam's are its likeliest tokens."""
+    def advance(self, candidates: Sequence[Candidates]) -> Decisions:
+        """Those of all running beams, in any order; each beam's are its likeliest tokens."""
         self.length += 1
-        by_parent: dict[int, list[Candidate]] = {}
-        for candidate in candidates:
-            by_parent.setdefault(candidate.parent, []).append(candidate)
+        by_parent = {each.parent: each for each in candidates}
         in_place: set[int] = set()  # parents whose number one of their continuations has taken over
-        taken: dict[int, int] = {}  # by token, how many beams of earlier beam groups took it
+        taken: Counter[int] = Counter()  # by token, how many beams of earlier beam groups took it
         continued: list[Continuation] = []
         ended: list[Continuation] = []
         for beam_group in self.beam_groups:
             if beam_group.over:
                 continue
-            extensions = self._extensions(beam_group, by_parent, taken)
-            finished = self._finish(beam_group, extensions)
-            running = [extension for extension in extensions if not self._ends(extension)][: beam_group.width]
+            best: list[_Extension] = []  # as many as it takes to find `width` that do not end
+            running: list[_Extension] = []
+            for extension in self._extensions(beam_group, by_parent, taken):
+                best.append(extension)
+                if not self._ends(extension):
+                    running.append(extension)
+                    if len(running) == beam_group.width:
+                        break
+            if len(best) > len(running):
+                ended += self._finish(beam_group, best[: beam_group.width])
             beam_group.running = {}
-            for total, candidate in running:
-                child = self._name(candidate.parent, in_place)
+            for total, _, of_parent, index in running:
+                child = self._name(of_parent.parent, in_place)
                 beam_group.running[child] = total
-                continued.append(candidate._replace(child=child))
-            # At the longest output every beam ends, but it took a token too.
-            for _, candidate in running or extensions[: beam_group.width]:
-                taken[candidate.token_id] = taken.get(candidate.token_id, 0) + 1
-            ended += finished
+                continued.append(of_parent.take(index, child))
+            if len(self.beam_groups) > 1:
+                # At the longest output every beam ends, but it took a token too.
+                taken.update(extension.token_id for extension in running or best[: beam_group.width])
             beam_group.over = self._is_over(beam_group)
             if beam_group.over:
                 gone = set(beam_group.running)
                 continued = [continuation for continuation in continued if continuation.child not in gone]
                 beam_group.running = {}
-        kept = {beam.child for beam_group in self.beam_groups for beam in beam_group.finished}
-        ended = [continuation for continuation in ended if continuation.child in kept]
+        if ended:
+            kept = self.kept()
+            ended = [continuation for continuation in ended if continuation.child in kept]
         return Decisions(continued, ended, over=all(beam_group.over for beam_group in self.beam_groups))
+
+    def kept(self) -> set[int]:
+        """Who runs, and the finished beams that none outdid.
+
+        `ranking` names the same, scored and sorted: asking it in every step took 0.07 ms of 4 for 64 beams.
+        """
+        kept: set[int] = set()
+        for beam_group in self.beam_groups:
+            kept.update(beam_group.running, [beam.child for beam in beam_group.finished])
+        return kept
 
     def ranking(self) -> list[Standing]:
         """Finished beams of all beam groups, best first; then running ones, by their score so far."""
@@ -129,34 +149,37 @@ class BeamSearch:
     # -- one beam group --------------------------------------------------------------------------------------
 
     def _extensions(
-        self, beam_group: BeamGroup, by_parent: dict[int, list[Candidate]], taken: dict[int, int]
-    ) -> list[_Extension]:
-        """Its continuations, best first, without impossible tokens."""
-        extensions = [
-            quickly(_Extension, (total + candidate.weight, candidate))
-            for parent, total in beam_group.running.items()
-            for candidate in by_parent.get(parent, ())
-            if candidate.weight > IMPOSSIBLE
-        ]
-        if taken:
-            penalty = self.diversity_penalty
-            extensions = [
-                _Extension(total - penalty * taken.get(candidate.token_id, 0), candidate)
-                for total, candidate in extensions
-            ]
-        return sorted(extensions, key=itemgetter(0), reverse=True)
+        self, beam_group: BeamGroup, by_parent: dict[int, Candidates], taken: Counter[int]
+    ) -> Iterator[_Extension]:
+        """Its continuations, best first, without impossible tokens.
 
-    def _finish(self, beam_group: BeamGroup, extensions: list[_Extension]) -> list[Continuation]:
-        """Makes finished beams of those among the first `width` that end; returns all of these."""
+        Sorts totals alone, and makes only what is asked for: of the 72 of eight beams, hardly more than eight.
+        """
+        beams = [(by_parent[parent], total) for parent, total in beam_group.running.items() if parent in by_parent]
+        totals = [total + weight for candidates, total in beams for weight in candidates.weights]
+        if taken:
+            token_ids = chain.from_iterable(candidates.token_ids for candidates, _ in beams)
+            penalty = self.diversity_penalty
+            totals = [total - penalty * taken[token] for total, token in zip(totals, token_ids, strict=True)]
+        ends = list(accumulate(len(candidates.weights) for candidates, _ in beams))
+        for place in sorted(range(len(totals)), key=totals.__getitem__, reverse=True):
+            beam = bisect_right(ends, place)
+            candidates = beams[beam][0]
+            index = place - ends[beam]  # from the end of its candidates
+            if candidates.weights[index] > IMPOSSIBLE:
+                yield quickly(_Extension, (totals[place], candidates.token_ids[index], candidates, index))
+
+    def _finish(self, beam_group: BeamGroup, best: list[_Extension]) -> list[Continuation]:
+        """Makes finished beams of those among the best that end; returns all of these."""
         ended = []
-        for total, candidate in filter(self._ends, extensions[: beam_group.width]):
+        for total, _, candidates, index in filter(self._ends, best):
             child = next(self._new_child)
             beam_group.add_finished(self._score(total, self.length), child)
-            ended.append(candidate._replace(child=child))
+            ended.append(candidates.take(index, child))
         return ended
 
     def _ends(self, extension: _Extension) -> bool:
-        return self.length >= self.longest_output or extension.candidate.token_id in self.end_token_ids
+        return self.length >= self.longest_output or extension.token_id in self.end_token_ids
 
     def _is_over(self, beam_group: BeamGroup) -> bool:
         if not beam_group.running:

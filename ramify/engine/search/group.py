@@ -9,7 +9,7 @@ from ramify.engine.demands import Demands
 from ramify.engine.metrics import IterationStats
 from ramify.engine.plan import Draw, TokenReport
 from ramify.engine.request import Request
-from ramify.engine.search.advance import Candidate, Continuation, Independent, Strategy
+from ramify.engine.search.advance import Candidates, Continuation, Independent, Strategy
 from ramify.engine.search.beam import BeamSearch
 from ramify.engine.search.child import Child
 from ramify.engine.search.logprob_rows import Decode, logprob_row
@@ -63,20 +63,20 @@ class Group:
 
     # -- growing ---------------------------------------------------------------------------------------------
 
-    def advance(self, candidates: Items[Candidate], now: float = 0.0) -> Changes:
+    def advance(self, candidates: Items[Candidates], now: float = 0.0) -> Changes:
         decisions = self.strategy.advance(candidates)
         changes = Changes()
-        parents = [self.children[number] for number in dict.fromkeys(token.parent for token in candidates)]
+        parents = {drawn.parent: self.children[drawn.parent] for drawn in candidates}
         # Fork before anything is appended: a fork must not see its sibling's token.
         grown = [(self._child(token), token) for token in (*decisions.continued, *decisions.ended)]
-        holding = {id(child) for child, _ in grown[: len(decisions.continued)]}
         for child, token in grown:
             changes.latencies.append(self.append(child, token, now))
-            if child.finish_reason is not None:
-                holding.discard(id(child))
-            elif token.child != token.parent:
-                changes.forks.append((self.children[token.parent].sequence, child.sequence))
-        changes.left.extend(parent.sequence for parent in parents if id(parent) not in holding)
+            if token.child != token.parent and child.finish_reason is None:
+                changes.forks.append((parents[token.parent].sequence, child.sequence))
+        continued = {token.child for token in decisions.continued}
+        for number, parent in parents.items():
+            if number not in continued or parent.finish_reason is not None:
+                changes.left.append(parent.sequence)
         self._forget_losers()
         self.finished = decisions.over or all(child.finish_reason is not None for child in self.children.values())
         return changes
@@ -118,11 +118,10 @@ class Group:
         return child
 
     def _forget_losers(self) -> None:
-        """Where the strategy ranks, what it does not name any more goes: beams that nothing continued, or outdone."""
-        ranking = self.strategy.ranking()
-        if ranking is None:
+        """Where the strategy decides, what it does not name any more goes: beams that nothing continued, or outdone."""
+        kept = self.strategy.kept()
+        if kept is None:
             return
-        kept = {standing.child for standing in ranking}
         for number in [number for number in self.children if number not in kept]:
             sequence = self.children.pop(number).sequence
             if not sequence.is_finished():
