@@ -155,6 +155,21 @@ class BlockManager:
         frozen = self._frozen[key] = (*self._frozen[key], table[-1])
         return frozen
 
+    def copy_block(self, key: str, position: int) -> tuple[int, int] | None:
+        """What `extend` comes to where a position lies inside a block that others hold too.
+
+        Returns the (source, target) copy to make first, or None if it was not that.
+        """
+        table, index = self._tables.get(key, []), position // self.block_size
+        is_inside = index < len(table) and position % self.block_size > 0
+        if not is_inside or self._counts[table[index]] == 1 or self.num_free == 0:
+            return None
+        shared, own = table[index], self._take()
+        self._counts[shared] -= 1
+        table[index] = own
+        self._frozen[key] = tuple(table)
+        return shared, own
+
     def adopt(self, key: str, found: Sequence[Entry]) -> int:
         """Gives the blocks that `find` found to a track without blocks; returns how many positions they cover."""
         if self._tables.get(key):
@@ -184,8 +199,9 @@ class BlockManager:
         self._tables[child] = table = self._tables.get(parent, [])[:num_blocks]
         self._frozen[child] = self.table(parent)[:num_blocks]
         self._chains[child] = self._chains.get(parent, [])[:num_blocks]
+        counts = self._counts
         for block in table:
-            self._counts[block] += 1
+            counts[block] += 1
 
     def release(self, key: str) -> None:
         """Frees what this track holds, on the device or swapped out; holding nothing is fine."""
@@ -275,9 +291,10 @@ class BlockManager:
         return block
 
     def _drop(self, blocks: Iterable[int]) -> None:
+        counts = self._counts
         for block in blocks:
-            self._counts[block] -= 1
-            if self._counts[block] == 0:
+            counts[block] -= 1
+            if not counts[block]:
                 if self._index is not None and block in self._index:
                     self._free_cached[block] = None
                 else:

@@ -6,6 +6,7 @@ as one. Any other sequence is a gang of one.
 
 from __future__ import annotations
 
+from bisect import insort
 from itertools import takewhile
 
 from ramify.engine.sequence import Order, Sequence, SequenceStatus, Track
@@ -51,8 +52,7 @@ class Gang:
         return [(sequence, track) for sequence in self.sequences for track in sequence.tracks]
 
     def join(self, sequence: Sequence) -> None:
-        self.sequences.append(sequence)
-        self.sequences.sort(key=lambda member: member.child)
+        insort(self.sequences, sequence, key=_number)
 
     def missing(self) -> list[int]:
         """Positions that each track has still to compute before the next tokens can be drawn; none if blocked."""
@@ -60,7 +60,7 @@ class Gang:
             alone = self.sequences[0]
             return [0 if alone.is_blocked else alone.num_missing(track) for track in alone.tracks]
         if any(sequence.is_blocked for sequence in self.sequences):
-            return [0] * sum(len(sequence.tracks) for sequence in self.sequences)
+            return [0] * (len(self.sequences) * len(self.sequences[0].tracks))
         if self.restart:  # the others follow when the first has come to where they part
             leader = self.sequences[0]
             lacking = [end - track.num_computed for track, end in zip(leader.tracks, self.restart, strict=True)]
@@ -73,3 +73,7 @@ class Gang:
         same = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*outputs, strict=False))
         common = min(sum(1 for _ in same), min(map(len, outputs)) - 1)
         return [len(track.prompt_token_ids) + common for track in self.sequences[0].tracks]
+
+
+def _number(member: Sequence) -> int:
+    return member.child

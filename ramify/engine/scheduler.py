@@ -14,15 +14,13 @@ from collections.abc import Sequence as Items
 from ramify.config import PreemptionMode
 from ramify.engine.blocks import BlockManager
 from ramify.engine.gang import Gang
-from ramify.engine.placement import Placement
+from ramify.engine.placement import ONE, Placement
 from ramify.engine.plan import Work
 from ramify.engine.request import Request
 from ramify.engine.schedule import Schedule
 from ramify.engine.sequence import Order, Sequence, SequenceStatus
 from ramify.engine.shared_reads import SharedReads
 from ramify.errors import InvalidInputError
-
-_ONE = [1]  # the share of a sequence that lacks one position: most of them
 
 
 class Scheduler:
@@ -128,17 +126,20 @@ class Scheduler:
         insort(self.waiting, gang, key=_order)
 
     def adopt(self, forks: Items[tuple[Sequence, Sequence]]) -> None:
-        """Takes over (parent, fork) pairs of running sequences, which share their blocks from now on.
+        """Takes over (parent, fork) pairs of one request's running sequences, which share their blocks from now on.
 
         Forks that need not step together run as far as there is room; others wait with their blocks.
         """
-        room = self.max_num_seqs - self.num_running if forks else 0
+        if not forks:
+            return
+        self._rows_changed()
+        steps_together = self._gang_of[forks[0][0].seq_id].num_together is not None  # they are of one request
+        room = 0 if steps_together else self.max_num_seqs - self.num_running
         for parent, child in forks:
             for source, target in zip(parent.tracks, child.tracks, strict=True):
                 self.managers[source.model].fork(source.key, target.key)
             gang = self._gang_of[parent.seq_id]
-            self._rows_changed()
-            if gang.num_together is not None:
+            if steps_together:
                 gang.join(child)
             else:
                 child.order = (*child.order[:2], child.child)
@@ -174,7 +175,7 @@ class Scheduler:
         for gang in list(self.running):
             if gang not in shares or (schedule.num_preempted and gang.status is not SequenceStatus.RUNNING):
                 continue
-            if shares[gang] == _ONE and self._placement.place_decode(gang.sequences[0], schedule):
+            if shares[gang] == ONE and self._placement.place_decode(gang.sequences[0], schedule):
                 num_decodes += 1
                 continue
             if not may_preempt and not self._placement.has_room(gang, shares[gang]):
@@ -194,7 +195,7 @@ class Scheduler:
         """Positions each running gang may compute per track. Who lacks least goes first: a long prompt waits."""
         if len(self.running) <= schedule.budget and all(gang.decodes for gang in self.running):  # the usual case
             schedule.budget -= len(self.running)
-            return dict.fromkeys(self.running, _ONE)
+            return dict.fromkeys(self.running, ONE)
         lacking = []
         for gang in self.running:
             if gang.restart and self._placement.fork_again(gang):

@@ -194,7 +194,8 @@ class Sequence:
 
     def num_missing(self, track: Track) -> int:
         """Positions that this track's model has still to compute before the next token can be drawn."""
-        return self.num_tokens(track) - track.num_computed
+        # `num_tokens`, written out: it is asked for every sequence, several times a step.
+        return len(track.prompt_token_ids) + len(self.data.output_token_ids) + self.num_pending - track.num_computed
 
     def tokens_between(self, track: Track, start: int, end: int) -> list[int]:
         """Tokens at positions start..end of a track: its prompt, then the common output, then what is pending."""

@@ -174,6 +174,28 @@ def test_the_first_to_write_into_a_shared_partial_block_gets_a_copy_and_the_last
     assert manager.table("second") == shared
 
 
+@given(num_blocks=st.integers(3, 6), position=st.integers(0, 12), num_forks=st.integers(0, 2))
+def test_the_short_ways_of_a_single_position_do_what_extend_does(
+    num_blocks: int, position: int, num_forks: int
+) -> None:
+    """Where they do anything: an open block, the next block, a copy of a shared one."""
+    one, other = (BlockManager(num_blocks, block_size=4) for _ in range(2))
+    for manager in (one, other):
+        manager.extend("parent", 0, 9)
+        for number in range(num_forks):
+            manager.fork("parent", f"fork-{number}")
+    before = everything(one)
+    table, copies = one.open_table("parent", position) or one.append_block("parent", position), []
+    if table is None and (pair := one.copy_block("parent", position)) is not None:
+        table, copies = one.table("parent"), [pair]
+    if table is None:
+        assert everything(one) == before
+        return
+    assert other.extend("parent", position, position + 1) == copies
+    assert everything(one) == everything(other)
+    assert table == other.table("parent")
+
+
 def test_full_shared_blocks_are_never_copied() -> None:
     manager = BlockManager(num_blocks=8, block_size=4)
     manager.extend("parent", 0, 8)
