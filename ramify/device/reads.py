@@ -30,12 +30,13 @@ class SharingRule:
 
     def worthwhile(self, shared: Sequence[SharedPrefix], num_rows: Int64s, block_size: int) -> list[SharedPrefix]:
         chosen = []
+        leaves_some = not self.prompts and bool((num_rows > 1).any())
         for prefix in shared:
             sharers = prefix.sharers
-            if not self.prompts and not (num_rows[list(sharers)] == 1).all():
+            if leaves_some:
                 sharers = tuple(sharer for sharer in sharers if num_rows[sharer] == 1)
             if len(sharers) > 1 and (len(sharers) - 1) * prefix.num_blocks * block_size >= self.fewest_positions:
-                chosen.append(SharedPrefix(prefix.num_blocks, sharers))
+                chosen.append(prefix if sharers is prefix.sharers else SharedPrefix(prefix.num_blocks, sharers))
         return chosen
 
 

@@ -1,7 +1,7 @@
 """Who stands in which row of the device's buffers.
 
-A track keeps its row while others come and go; the gap that one leaves is filled by the last row, so rows are always
-0, 1, 2, … and a step costs what changed.
+A track keeps its row while others come and go. The gap that one leaves is filled by one that comes, or else by the last
+row, so rows are always 0, 1, 2, … and a step costs what changed.
 
     rows   0    1    2    3             b leaves                0    1    2
            a    b    c    d             d takes its row         a    d    c
@@ -20,13 +20,19 @@ class Seats:
     def take(self, keys: Sequence[str]) -> list[int]:
         """Gives these keys a row each, and nobody else; returns their rows."""
         wanted = set(keys)
-        for key in [key for key in self._keys if key not in wanted]:
+        leaving = [key for key in self._keys if key not in wanted]
+        coming = [key for key in keys if key not in self._row_of]
+        for key, successor in zip(leaving, coming, strict=False):
+            self._sit(successor, self._row_of.pop(key))
+        for key in leaving[len(coming) :]:
             row, last = self._row_of.pop(key), self._keys.pop()
             if last != key:
-                self._keys[row] = last
-                self._row_of[last] = row
-        for key in keys:
-            if key not in self._row_of:
-                self._row_of[key] = len(self._keys)
-                self._keys.append(key)
+                self._sit(last, row)
+        for key in coming[len(leaving) :]:
+            self._keys.append(key)
+            self._row_of[key] = len(self._keys) - 1
         return [self._row_of[key] for key in keys]
+
+    def _sit(self, key: str, row: int) -> None:
+        self._keys[row] = key
+        self._row_of[key] = row

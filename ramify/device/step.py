@@ -171,7 +171,8 @@ class DeviceStep:
         """The rows of each lane whose logits somebody needs."""
         wanted: list[set[int]] = [set() for _ in self.lanes]
         for track in tracks:
-            wanted[track.model].update(track.rows.tolist())
+            if not self.lanes[track.model].is_captured:  # else all rows leave theirs
+                wanted[track.model].update(track.rows.tolist())
         for asked in plan.prompt_reports:
             wanted[asked.first.model].update(self._rows_asked(asked.first, len(asked.targets)))
         return [sorted(rows) for rows in wanted]

@@ -18,6 +18,8 @@ class SharedReads:
         self._known = None
 
     def find(self, chunks: Sequence[Chunk]) -> list[SharedPrefix]:
+        if not chunks:
+            return []
         if self._known is None:
             # Only blocks that were full before this step count: a chunk's own positions are not its past.
             tables = [chunk.block_table[: chunk.start // self._block_size] for chunk in chunks]

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 Table = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Sharing:
+class Sharing(NamedTuple):
     """Rows (indices into the tables given) that hold the same first `num_blocks` blocks."""
 
     num_blocks: int
@@ -40,39 +40,53 @@ class _Node:
 
     def close(self) -> None:
         """Everything below is known: one sharing here, if that saves more than what is there already."""
-        dissolved = [sharing for sharing in self.sharings if len(sharing.rows) * self.depth > sharing.saved]
-        rows = self.loose + [row for sharing in dissolved for row in sharing.rows]
-        whole = Sharing(self.depth, tuple(sorted(rows)))
-        if whole.saved > sum(sharing.saved for sharing in dissolved):
-            self.sharings = [sharing for sharing in self.sharings if sharing not in dissolved] + [whole]
+        rows, saved_below, kept = list(self.loose), 0, []
+        for sharing in self.sharings:
+            if len(sharing.rows) * self.depth > sharing.saved:
+                rows += sharing.rows
+                saved_below += sharing.saved
+            else:
+                kept.append(sharing)
+        if (len(rows) - 1) * self.depth > saved_below:
             self.loose = []
+            self.sharings = [*kept, Sharing(self.depth, tuple(sorted(rows)))]
 
 
 def best_sharing(tables: Sequence[Table]) -> list[Sharing]:
     """Sharings that save block reads; rows that share nothing are in none."""
-    order = sorted(range(len(tables)), key=lambda row: tables[row])  # rows with equal beginnings stand together
+    order = sorted(range(len(tables)), key=tables.__getitem__)  # rows with equal beginnings stand together
     depths = [*(common_blocks(tables[a], tables[b]) for a, b in pairwise(order)), 0]
     path = [_Node(0)]  # from the root to the node that the next row hangs on
     for row, depth in zip(order, depths, strict=False):  # no rows: one depth too many
-        below = _Node(len(tables[row]), [row])
-        while path[-1].depth > depth:
-            node = path.pop()
-            node.take(below)
-            node.close()
-            below = node
         if path[-1].depth < depth:
             path.append(_Node(depth))
-        path[-1].take(below)
+        path[-1].loose.append(row)
+        while path[-1].depth > depth:
+            node = path.pop()
+            node.close()
+            if path[-1].depth < depth:
+                path.append(_Node(depth))
+            path[-1].take(node)
     return path[0].sharings
 
 
 def common_blocks(one: Table, other: Table) -> int:
-    """How many leading blocks two tables share. Compares slices, which is quick however long they are."""
+    """How many leading blocks two tables share. Compares slices, which is quick however long they are.
+
+    Strangers differ from the first block on, siblings in the last few: both are looked for first.
+    """
     low, high = 0, min(len(one), len(other))
+    if high == 0 or one[0] != other[0]:
+        return 0
+    if one[:high] == other[:high]:
+        return high
+    high -= 1
+    stride = 0  # from the end, where the middle is farther away
     while low < high:
-        middle = (low + high + 1) // 2
+        middle = max((low + high + 1) // 2, high - stride)
         if one[low:middle] == other[low:middle]:
             low = middle
         else:
             high = middle - 1
+        stride = 2 * stride + 1
     return low

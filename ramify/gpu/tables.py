@@ -39,7 +39,7 @@ class DeviceTables:
         # Known again only once it is sent: whoever breaks this off leaves rows that nothing is known of.
         self._last_rows = np.empty(0, np.int64)
         changed: list[tuple[int, Table]] = []
-        entries: list[Int64s] = []
+        entries: list[int] = []
         blocks: list[int] = []
         width = self._tables.shape[1]
         for row, count, table in zip(reads.first_rows.tolist(), reads.num_rows.tolist(), reads.tables, strict=True):
@@ -49,12 +49,12 @@ class DeviceTables:
             if table is known or table == known:
                 continue
             first = common_blocks(known, table)
-            entries.append(np.arange(row * width + first, row * width + len(table)))
+            entries += range(row * width + first, row * width + len(table))
             blocks += table[first:]
             changed.append((row, table))
             self._known[row] = ()
         if entries:
-            self._send(np.concatenate(entries), blocks)
+            self._send(np.array(entries, np.int64), blocks)
         for row, table in changed:
             self._known[row] = table
         self._last_rows, self._last_tables = reads.first_rows, reads.tables

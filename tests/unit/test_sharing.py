@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.engine.plan import Chunk, SharedPrefix
+from ramify.engine.shared_reads import SharedReads
 from ramify.engine.sharing import Sharing, Table, best_sharing, common_blocks
 
 tables = st.lists(st.lists(st.integers(0, 1), max_size=4), max_size=6).map(
@@ -75,3 +77,18 @@ def test_common_blocks_counts_the_equal_beginning(one: list[int], other: list[in
             break
         expected += 1
     assert common_blocks(tuple(one), tuple(other)) == expected
+
+
+@given(st.integers(0, 40), st.integers(0, 20), st.integers(0, 20))
+def test_common_blocks_are_counted_wherever_tables_part(common: int, of_one: int, of_other: int) -> None:
+    one = (*range(common), *range(100, 100 + of_one))
+    other = (*range(common), *range(200, 200 + of_other))
+    assert common_blocks(one, other) == common_blocks(other, one) == common
+
+
+def test_a_step_without_rows_makes_nobody_forget_who_shares() -> None:
+    """While beams wait for a step's result, the step ahead of it is empty."""
+    reads = SharedReads(block_size=4)
+    assert reads.find([]) == []
+    siblings = [Chunk([7], 9, (1, 2, 3 + row), f"track-{row}") for row in range(3)]
+    assert reads.find(siblings) == [SharedPrefix(2, (0, 1, 2))]
