@@ -44,6 +44,10 @@ class TextStream:
         return stopped
 
     @property
+    def has_stop(self) -> bool:
+        return bool(self._stop)
+
+    @property
     def visible(self) -> str:
         """The part of the text that no later token can change."""
         if self._ended or self.stopped_by is not None or self._held == 0:
@@ -73,3 +77,44 @@ class TextStream:
         start, _, self.stopped_by = min(matches)  # the earliest one; of several that begin there, the longest
         self.text = self.text[: start + len(self.stopped_by)] if self._include_stop else self.text[:start]
         return True
+
+
+class LateText:
+    """What a TextStream is, for an output that nobody sees before it has ended and that no stop string ends: a beam.
+
+    Tokens wait until the text is read. Most beams are outdone before that, and their tokens never become text.
+    """
+
+    __slots__ = ("_empty", "_ended", "_token_ids")
+
+    stopped_by: None = None
+
+    def __init__(self, empty: TextStream, token_ids: Sequence[int] = ()) -> None:
+        self._empty = empty  # what the text begins with
+        self._token_ids = list(token_ids)
+        self._ended = False
+
+    def push(self, token_id: int, *, may_stop: bool = True) -> bool:
+        assert not (may_stop and self._empty.has_stop), "it would have to be looked for now"
+        self._token_ids.append(token_id)
+        return False
+
+    def end(self, *, may_stop: bool = True) -> bool:
+        assert not (may_stop and self._empty.has_stop), "it would have to be looked for now"
+        self._ended = True
+        return False
+
+    @property
+    def text(self) -> str:
+        """Made whenever it is asked for."""
+        stream = self._empty.fork()
+        for token_id in self._token_ids:
+            stream.push(token_id, may_stop=False)
+        if self._ended:
+            stream.end(may_stop=False)
+        return stream.text
+
+    visible = text
+
+    def fork(self) -> LateText:
+        return LateText(self._empty, self._token_ids)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
 
 from ramify.text.detokenizer import IncrementalDetokenizer, token_texts
+from ramify.text.stream import LateText, TextStream
 from ramify.text.token_text import byte_of_character
 from ramify.text.tokenizer import Tokenizer
 
@@ -110,6 +111,27 @@ def test_a_fork_goes_its_own_way(case: tuple[Tokenizer, list[int]], data: st.Dat
     of_first = _pushed(first, ids[cut:])
     assert common + of_first + first.flush() == tokenizer.decode(ids)
     assert common + of_second + second.flush() == tokenizer.decode(ids[:cut] + other)
+
+
+@settings(max_examples=200, deadline=None)
+@given(tokenizer_and_ids(), st.data())
+def test_a_text_that_is_made_when_it_is_read_is_the_one_that_grew(
+    case: tuple[Tokenizer, list[int]], data: st.DataObject
+) -> None:
+    tokenizer, ids = case
+    cut = data.draw(st.integers(0, len(ids)))
+    grown, late = (make(TextStream(IncrementalDetokenizer(tokenizer))) for make in (TextStream.fork, LateText))
+    for token_id in ids[:cut]:
+        assert grown.push(token_id) is late.push(token_id) is False
+    assert late.visible == grown.visible
+    forks = grown.fork(), late.fork()
+    for token_id in ids[cut:]:
+        grown.push(token_id)
+        late.push(token_id)
+    for text in (grown, late, *forks):
+        assert text.end() is False
+    assert late.visible == grown.visible == tokenizer.decode(ids)
+    assert forks[1].visible == forks[0].visible == tokenizer.decode(ids[:cut])
 
 
 def _pushed(detokenizer: IncrementalDetokenizer, ids: list[int]) -> str:

@@ -10,13 +10,13 @@ from ramify.engine.search.advance import Continuation
 from ramify.engine.search.logprob_rows import Decode, LogprobRows
 from ramify.engine.sequence import Sequence, SequenceStatus
 from ramify.outputs import CompletionOutput, FinishReason, GrownToken, MixtureReport
-from ramify.text.stream import TextStream
+from ramify.text.stream import LateText, TextStream
 
 
 @dataclass(slots=True)
 class Child:
     sequence: Sequence
-    text: TextStream
+    text: TextStream | LateText
     finish_reason: FinishReason | None = None
     reports: list[TokenReport] = field(default_factory=list)
     mixtures: list[MixtureReport] = field(default_factory=list)

@@ -26,7 +26,7 @@ from ramify.outputs import (
     Standing,
 )
 from ramify.sampling_params import OutputKind, SamplingStrategy
-from ramify.text.stream import TextStream
+from ramify.text.stream import LateText, TextStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class Group:
         self.num_cached_tokens = 0
         self.finished = False
         self.prompt_reports: list[TokenReport] = []
-        self.children = {request.root.child: Child(request.root, text)}
+        is_late = demands.is_beam_search and not demands.is_streamed
+        self.children = {request.root.child: Child(request.root, LateText(text) if is_late else text)}
         self._decode = decode
         self._prompt_token_ids = tuple(request.prompt_token_ids)  # every output names them: made once
         self._grown: list[GrownToken] = []  # in this step, where somebody watches
