@@ -17,6 +17,7 @@ from triton.runtime.jit import JITFunction
 from ramify.config import AlphaMethod, MixtureConfig
 from ramify.gpu import products
 from ramify.gpu.kernels.activation import silu_and_multiply
+from ramify.gpu.kernels.controls import ControlTables, control_blocks, count_drawn, match_words
 from ramify.gpu.kernels.few_rows_product import few_rows_gate_up, few_rows_product
 from ramify.gpu.kernels.floors import FloorScratch, find_floors
 from ramify.gpu.kernels.norm import add_rms_norm
@@ -105,6 +106,12 @@ def sampler(vocab_size: int) -> None:
     scratch = FloorScratch.empty(rows, vocab_size, CPU)
     find_floors(logits, ones, scores, top_k=numbers, top_p=ones, min_p=ones, scratch=scratch, floors=ones)
     keep_above(logits, ones, ones, scores)
+    tables, other = ControlTables.empty(rows, vocab_size, CPU), BlockScores.empty(rows, vocab_size, CPU)
+    match_words(numbers, numbers, tables)
+    control_blocks(
+        logits, ones, numbers, numbers, tables, track=0, controlled=logits.clone(), raw_scores=other, scores=scores
+    )
+    count_drawn(numbers, numbers, numbers, tables)
     words = KeyWords(numbers, numbers, numbers, numbers)
     for floors in (None, ones):
         draw_tokens(logits, ones, words, scores, token_ids=numbers, logprobs=ones, faults=numbers.int(), floors=floors)
