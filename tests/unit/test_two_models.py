@@ -132,7 +132,7 @@ def test_every_schedule_draws_from_the_mixture_of_the_right_contexts(world: Worl
 
 @pytest.mark.long
 @given(worlds())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_many_schedules_do(world: World) -> None:
     run_schedule(world)
 
