@@ -50,7 +50,7 @@ def test_every_schedule_gives_what_each_request_would_get_alone(world: Setting, 
 
 @pytest.mark.long
 @given(world=worlds(), data=st.data())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_many_schedules_do(world: Setting, data: st.DataObject) -> None:
     run(world, data)
 
