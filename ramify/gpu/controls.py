@@ -48,8 +48,9 @@ class ControlSlots:
             if slot is None:
                 slot = self._slot_of[name] = self._free.pop()
                 entering.append((slot, draws[index]))
-            elif self._next_positions[slot] != draws[index].position:
-                entering.append((slot, draws[index]))  # what was drawn for it last was not kept
+            elif self._next_positions[slot] != draws[index].position or draws[index].demands.is_beam_search:
+                # What was drawn for it last was not kept; a beam never takes what its row draws.
+                entering.append((slot, draws[index]))
             slots[index] = slot
         if entering:
             self._write(entering)
