@@ -24,6 +24,7 @@ from ramify.gpu.kernels.controls import ControlTables
 from ramify.sampling.columns import NO_SLOT
 
 _PENALTIES_OF_NONE = (1.0, 0.0, 0.0)
+UNKNOWN = -1  # no position
 
 
 class ControlSlots:
@@ -32,7 +33,7 @@ class ControlSlots:
         self._vocab_size = vocab_size
         self._free = list(range(num_slots))[::-1]
         self._slot_of: dict[tuple[int, int], int] = {}  # by request and child, the longest held first
-        self._next_positions = np.full(num_slots, -1, np.int64)
+        self._next_positions = np.full(num_slots, UNKNOWN, np.int64)  # what each slot has counted reaches up to here
 
     def settle(self, draws: Sequence[Draw]) -> Int64s:
         """The slot of each of these draws, ready for it; at most as many draws as there are slots."""
@@ -48,13 +49,12 @@ class ControlSlots:
             if slot is None:
                 slot = self._slot_of[name] = self._free.pop()
                 entering.append((slot, draws[index]))
-            elif self._next_positions[slot] != draws[index].position or draws[index].demands.is_beam_search:
-                # What was drawn for it last was not kept; a beam never takes what its row draws.
-                entering.append((slot, draws[index]))
+            elif self._next_positions[slot] != draws[index].position:
+                entering.append((slot, draws[index]))  # what its row drew last is not what it has
             slots[index] = slot
         if entering:
             self._write(entering)
-        self._next_positions[slots[asking]] = [draws[index].position + 1 for index in asking]
+        self._next_positions[slots[asking]] = [_next_position(draws[index]) for index in asking]
         return slots
 
     def go_on(self, slots: Int64s) -> None:
@@ -129,6 +129,11 @@ class ControlSlots:
         """Into the first columns of these slots."""
         target = table[:, : rows.shape[1]] if rows.ndim > 1 else table
         target.index_copy_(0, where, upload(rows, table.device))
+
+
+def _next_position(draw: Draw) -> int:
+    """Where a slot is good for after this draw. A beam takes a candidate, and not what its row draws and counts."""
+    return UNKNOWN if draw.demands.is_beam_search else draw.position + 1
 
 
 class _Slot:

@@ -1,6 +1,7 @@
 """Penalties, bias, bans and beams by kernels, against torch's sampler: random rows, drawn again and again.
 
-After the first step the kernels are told nothing of what was drawn: they must have counted it themselves.
+After the first step the kernels are told nothing of what was drawn: they must have counted it themselves. Beams are told,
+since what they take is not what their rows draw.
 """
 
 from __future__ import annotations
@@ -127,12 +128,13 @@ def test_every_control_as_torch_does_it(mode: LogprobsMode, device: torch.device
             Draw(str(number), 0, 0, position, (), each, tuple(outputs[number])) for number, each in enumerate(asked)
         ]
         expected = truth.sample([Source(logits, range(len(names)))], draws)
-        blind = [draw._replace(output=draw.output if position == 0 else ()) for draw in draws]
+        blind = [draw if draw.demands.is_beam_search else draw._replace(output=()) for draw in draws]
         told = by_kernels(sampler, [logits], blind, device)
         compare(told, expected)
         assert told.faults, "one request forbids everything"
-        for output, token in zip(outputs, told.token_ids, strict=True):
-            output.append(token)
+        for number, output in enumerate(outputs):
+            beam = told.expansions.get(number)
+            output.append(told.token_ids[number] if beam is None else beam.token_ids[1])
 
 
 def test_bad_words_are_found_where_they_began(device: torch.device) -> None:
