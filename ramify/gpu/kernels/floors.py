@@ -170,24 +170,23 @@ def _begin(
         lowest_top = tl.min(tl.where(exists, tops, float("inf")), axis=0)
         if by_mass:
             if narrows:
-                guess = low
-                total, _, _ = collect(
-                    logits, listed, candidates, tops, largest, rate, low, float("inf"), True,
-                    True, vocab_size, num_blocks, width, capacity,
-                )  # fmt: skip
+                guess = low  # what top-k left begins there
             else:
                 guess = select(tops, ones, lowest_top, largest, 0.0, first_guess)
-                sums = tl.load(block_sums + row * num_blocks + blocks, mask=exists, other=0.0)
-                total = tl.sum(tl.where(exists, tl.exp(scaled(tops, largest, temperature)) * sums, 0.0), axis=0)
-            wanted = p * total
         else:
-            wanted = k.to(tl.float32)
-            total = vocab_size * 1.0
-            guess = select(tops, ones, lowest_top, largest, 0.0, tl.minimum(wanted, num_blocks))
+            guess = select(tops, ones, lowest_top, largest, 0.0, tl.minimum(k, num_blocks).to(tl.float32))
         weight, count, smallest = collect(
             logits, listed, candidates, tops, largest, rate, guess, float("inf"), True,
             by_mass, vocab_size, num_blocks, width, capacity,
         )  # fmt: skip
+        if by_mass:
+            sums = tl.load(block_sums + row * num_blocks + blocks, mask=exists, other=0.0)
+            whole = tl.sum(tl.where(exists, tl.exp(scaled(tops, largest, temperature)) * sums, 0.0), axis=0)
+            total = tl.where(narrows, weight, whole)
+            wanted = p * total
+        else:
+            total = vocab_size * 1.0
+            wanted = k.to(tl.float32)
         is_enough = weight >= wanted
         ceiling = tl.where(is_enough, float("inf"), guess)
         above = tl.where(is_enough, 0.0, weight)
