@@ -1,7 +1,7 @@
 """Penalties, bias, bans and beams by kernels, against torch's sampler: random rows, drawn again and again.
 
-After the first step the kernels are told nothing of what was drawn: they must have counted it themselves. Beams are told,
-since what they take is not what their rows draw.
+After the first step the kernels are told nothing of what was drawn: they must have counted it themselves. Beams are
+told, since what they take is not what their rows draw.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def find_floors(
 
 
 @triton.jit
-def _begin(
+def _begin(  # noqa: PLR0915
     logits: tl.tensor,
     logits_stride: tl.tensor,
     temperatures: tl.tensor,
@@ -169,7 +169,7 @@ def _begin(
         ones = tl.where(exists, 1.0, 0.0)
         lowest_top = tl.min(tl.where(exists, tops, float("inf")), axis=0)
         if by_mass:
-            if narrows:
+            if narrows:  # noqa: SIM108, not a value but a tensor decides
                 guess = low  # what top-k left begins there
             else:
                 guess = select(tops, ones, lowest_top, largest, 0.0, first_guess)
