@@ -33,8 +33,8 @@ from gpu_workloads import COMMON, SHAPES  # type: ignore[import-not-found]
 
 from ramify.gpu import products
 from ramify.gpu.kernels.activation import silu_and_multiply
-from ramify.gpu.kernels.few_rows_product import Tiles, few_rows_gate_up, few_rows_product
 from ramify.gpu.kernels.row_product import Norm, RowTiles, row_gate_up, row_product
+from ramify.gpu.kernels.tiled_product import Tiles, tiled_gate_up, tiled_product
 
 BYTES = 500_000_000  # of weights in a graph: eight times the cache
 REPEATS = 9
@@ -190,10 +190,10 @@ class Case:
         parts = torch.full((tiles.splits, rows, outputs), torch.nan, device="cuda")
 
         def gate_up(weight: Tensor) -> None:
-            few_rows_gate_up(self.x, weight, narrow, tiles, overlap=overlap)
+            tiled_gate_up(self.x, weight, narrow, tiles, overlap=overlap)
 
         def product(weight: Tensor) -> None:
-            few_rows_product(self.x, weight, parts, tiles, overlap=overlap)
+            tiled_product(self.x, weight, parts, tiles, overlap=overlap)
 
         if self.product.name == "gate_up":
             return self.measure(how, gate_up, lambda: narrow, self.plain(self.x))

@@ -35,7 +35,7 @@ PARTS = {
     "attention": ("_decode", "_prefix", "_merge", "flash"),
     "sampler": ("_score_blocks", "_keep_above", "_draw_tokens", "_find_floors", "_report"),
     "norm, rope, activation": ("_add_rms_norm", "_rope_and_write", "_silu_and_multiply"),
-    "products": ("_row_product", "_few_rows", "gemm", "gemv", "cutlass", "splitK", "nvjet", "cublas"),
+    "products": ("_row_product", "_tiled", "gemm", "gemv", "cutlass", "splitK", "nvjet", "cublas"),
 }
 
 

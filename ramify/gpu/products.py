@@ -15,17 +15,11 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.kernels.activation import silu_and_multiply
-from ramify.gpu.kernels.few_rows_product import (
-    MOST_ROWS,
-    Tiles,
-    few_rows_gate_up,
-    few_rows_product,
-    padded_rows,
-)
 from ramify.gpu.kernels.norm import add_rms_norm
 from ramify.gpu.kernels.overlap import can_overlap
 from ramify.gpu.kernels.parts import Parts
 from ramify.gpu.kernels.row_product import Norm, RowTiles, row_gate_up, row_product
+from ramify.gpu.kernels.tiled_product import Tiles, tiled_gate_up, tiled_product
 from ramify.models.linear import Linear
 
 # As timed on an H200 (bench/products.py) for the shapes of 1.5B and 3B models, 1 to 64 rows. All products of a model
@@ -39,6 +33,7 @@ FEW_ROWS_GATE_UP_TILES = Tiles(outputs=64, columns=64, stages=4, warps=4)
 VERY_FEW_ROWS = 4
 VERY_FEW_ROWS_TILES = Tiles(outputs=128, columns=64, stages=4, warps=8)
 
+MOST_ROWS = 64  # beyond, products are bound by the matrix units, and cuBLAS's
 PROCESSORS = 132  # of an H200; another chip gets the same cuts, and with them the same results
 MOST_SPLITS = 8  # each costs whoever adds the parts up 0.15 us
 LEAST_SHARED_MEMORY = 96 * 1024  # bytes that a program may take on the smallest chips
@@ -119,7 +114,7 @@ class DenseWeight:
         x = stream.normed(norm)
         if has_few_rows(x):
             tiles = gate_up_tiles_for(x.shape[0], shared_memory_of(x.device))
-            few_rows_gate_up(x, weight, out, tiles, bias=bias, overlap=overlap)
+            tiled_gate_up(x, weight, out, tiles, bias=bias, overlap=overlap)
         else:
             silu_and_multiply(self._linear.product(x).contiguous(), out)
 
@@ -134,7 +129,7 @@ class DenseWeight:
         if has_one_row(x):
             self._row_product(x, out, ROW_HEAD_TILES)
         elif has_few_rows(x):
-            few_rows_product(x, weight, out[None], head_tiles_for(x.shape[0]), overlap=overlap)
+            tiled_product(x, weight, out[None], head_tiles_for(x.shape[0]), overlap=overlap)
         elif x.device.type == "cuda" and x.dtype is not torch.float32:
             torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
         else:
@@ -147,7 +142,7 @@ class DenseWeight:
         rows, (outputs, columns) = x.shape[0], self._linear.weight.shape
         tiles = tiles_for(rows, outputs, columns, shared_memory_of(x.device))
         values = torch.empty(tiles.splits, rows, outputs, dtype=torch.float32, device=x.device)
-        few_rows_product(x, self._linear.weight, values, tiles, overlap=can_overlap(x.device))
+        tiled_product(x, self._linear.weight, values, tiles, overlap=can_overlap(x.device))
         return Parts(values, self._linear.bias)
 
     def _row_product(
@@ -182,7 +177,7 @@ def head_tiles_for(rows: int) -> Tiles:
 
 def _fitting(tiles: Tiles, rows: int, shared_memory: int, *, num_weights: int = 1) -> Tiles:
     """With as many stages as shared memory holds, in 16 bits."""
-    stage = 2 * tiles.columns * (num_weights * tiles.outputs + padded_rows(rows))
+    stage = replace(tiles, stages=1).shared_memory(rows, 2, num_weights=num_weights)
     return replace(tiles, stages=min(tiles.stages, shared_memory // stage))
 
 

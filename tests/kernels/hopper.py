@@ -18,13 +18,13 @@ from ramify.config import AlphaMethod, MixtureConfig
 from ramify.gpu import products
 from ramify.gpu.kernels.activation import silu_and_multiply
 from ramify.gpu.kernels.controls import ControlTables, control_blocks, count_drawn, match_words
-from ramify.gpu.kernels.few_rows_product import few_rows_gate_up, few_rows_product
 from ramify.gpu.kernels.floors import FloorScratch, find_floors
 from ramify.gpu.kernels.norm import add_rms_norm
 from ramify.gpu.kernels.parts import Parts
 from ramify.gpu.kernels.race import BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
 from ramify.gpu.kernels.rope_write import rope_and_write
 from ramify.gpu.kernels.row_product import Norm, row_gate_up, row_product
+from ramify.gpu.kernels.tiled_product import Tiles, tiled_gate_up, tiled_product
 from ramify.gpu.kernels.top_logprobs import Processing, Reports, report
 from ramify.gpu.mixer import mix
 
@@ -92,9 +92,12 @@ def products_of_few_rows(dtype: torch.dtype) -> None:
     for rows in (2, 32, 64):
         x = torch.zeros(rows, hidden, dtype=dtype)
         few = products.tiles_for(rows, 2048, hidden, SHARED_MEMORY)
-        few_rows_product(x, weight[:2048], torch.zeros(few.splits, rows, 2048), few, overlap=True)
+        tiled_product(x, weight[:2048], torch.zeros(few.splits, rows, 2048), few, overlap=True)
         few = products.gate_up_tiles_for(rows, SHARED_MEMORY)
-        few_rows_gate_up(x, weight, torch.zeros(rows, inner, dtype=dtype), few, overlap=True)
+        tiled_gate_up(x, weight, torch.zeros(rows, inner, dtype=dtype), few, overlap=True)
+    x = torch.zeros(300, hidden, dtype=dtype)
+    tiled_product(x, weight, torch.zeros(1, 300, 2 * inner, dtype=dtype), Tiles(128, 64, 3, 8), bias=weight[:, 0])
+    tiled_gate_up(x, weight, torch.zeros(300, inner, dtype=dtype), Tiles(64, 64, 3, 8, rows=128))
 
 
 def sampler(vocab_size: int) -> None:

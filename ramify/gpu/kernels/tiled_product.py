@@ -1,16 +1,17 @@
-"""A few rows times a weight, bound by reading the weight once: 2 to 64 rows.
+"""Rows times a weight in tiles, bound by reading the weight once where rows are few.
 
 The weight is the left side of the matrix product, its rows the many, so the activations are the narrow side:
 
-                 rows (16, 32 or 64)
+                 rows (16 to 256)
     weight       +---+
-    +-----------+|x.T|        a program: BLOCK_OUTPUTS rows of the weight, one stretch of its columns
-    |   tile -> ||   |        programs:  blocks of outputs x splits of the columns
+    +-----------+|x.T|        a program: BLOCK_OUTPUTS rows of the weight, one stretch of its columns, a tile of rows
+    |   tile -> ||   |        programs:  blocks of outputs x splits of the columns x tiles of rows
     +-----------++---+
 
 Few outputs would leave most of the chip idle, so columns are split and each split writes its part in float32; whoever
-reads the product adds the parts up in their order (`Parts`). How the sum is cut depends on the weight and the padded
-number of rows, not on what else is in the batch. Gate and up are walked together, and only silu(gate) * up is written.
+reads the product adds the parts up in their order (`Parts`). How a sum is cut is the caller's choice, `Tiles`: with the
+same columns and splits, an element has the same bits however many rows there are and however they are tiled. Gate and
+up are walked together, and only silu(gate) * up is written.
 """
 
 from __future__ import annotations
@@ -23,41 +24,67 @@ from torch import Tensor
 
 from ramify.gpu.kernels.overlap import LINE, launch_options, prefetch, start_next, wait_for_last
 
-MOST_ROWS = 64
+FEWEST_ROWS = 16  # of a tile: what the matrix units take
+MOST_ROWS = 256
 LINES = tl.constexpr(4)  # of each weight row that a program asks for before it may start
+# Programs that run together read the same few tiles of rows and of the weight, from the cache.
+GROUP = tl.constexpr(8)
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """What one program holds of the weight at a time, how many such are on their way, and the cuts of the columns."""
+    """What one program holds of the weight at a time, how many such are on their way, and the cuts of the columns.
+
+    rows: the most that a program multiplies; a power of two, from 16 to 256.
+    """
 
     outputs: int
     columns: int
     stages: int
     warps: int
     splits: int = 1
+    rows: int = MOST_ROWS
+
+    def rows_of(self, count: int) -> int:
+        """The rows of a program's tile where there are so many in all."""
+        return min(self.rows, max(FEWEST_ROWS, 1 << (count - 1).bit_length()))
+
+    def shared_memory(self, count: int, itemsize: int, *, num_weights: int = 1) -> int:
+        """The bytes that a program's stages take, with so many rows in all."""
+        return self.stages * itemsize * self.columns * (num_weights * self.outputs + self.rows_of(count))
 
 
-def few_rows_product(x: Tensor, weight: Tensor, parts: Tensor, tiles: Tiles, *, overlap: bool = False) -> None:
-    """x (rows, columns), weight (outputs, columns) -> parts (splits, rows, outputs) float32, to be added up."""
+def tiled_product(
+    x: Tensor, weight: Tensor, parts: Tensor, tiles: Tiles, *, bias: Tensor | None = None, overlap: bool = False
+) -> None:
+    """x (rows, columns), weight (outputs, columns) -> parts (splits, rows, outputs), to be added up.
+
+    Several parts are float32. One may be of any precision, and have the bias (outputs,) in it already.
+    """
     rows, columns = x.shape
     outputs = weight.shape[0]
     assert parts.shape == (tiles.splits, rows, outputs), "one part a split"
     assert parts.is_contiguous(), "parts lie one after the other"
+    assert bias is None or tiles.splits == 1, "a bias is added to the whole sum"
+    row_tile = tiles.rows_of(rows)
+    row_tiles = triton.cdiv(rows, row_tile)
     blocks = triton.cdiv(columns, tiles.columns)
-    _few_rows_product[(triton.cdiv(outputs, tiles.outputs), tiles.splits)](
+    _tiled_product[(triton.cdiv(outputs, tiles.outputs) * row_tiles, tiles.splits)](
         x,
         weight,
+        weight if bias is None else bias,
         parts,
         rows,
         outputs,
         columns,
         triton.cdiv(blocks, tiles.splits) * tiles.columns,
+        row_tiles,
         x.stride(0),
-        BLOCK_ROWS=padded_rows(rows),
+        BLOCK_ROWS=row_tile,
         BLOCK_OUTPUTS=tiles.outputs,
         BLOCK_COLUMNS=tiles.columns,
         EVEN=columns % tiles.columns == 0,
+        HAS_BIAS=bias is not None,
         PER_LINE=LINE // weight.itemsize,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
@@ -65,7 +92,7 @@ def few_rows_product(x: Tensor, weight: Tensor, parts: Tensor, tiles: Tiles, *, 
     )
 
 
-def few_rows_gate_up(
+def tiled_gate_up(
     x: Tensor, weight: Tensor, out: Tensor, tiles: Tiles, *, bias: Tensor | None = None, overlap: bool = False
 ) -> None:
     """x (rows, columns), weight (2 * inner, columns), gate first -> out (rows, inner): silu(gate) * up."""
@@ -73,7 +100,9 @@ def few_rows_gate_up(
     inner = out.shape[1]
     assert weight.shape[0] == 2 * inner, "gate and up are of one size"
     assert tiles.splits == 1, "silu needs the whole sum"
-    _few_rows_gate_up[(triton.cdiv(inner, tiles.outputs),)](
+    row_tile = tiles.rows_of(rows)
+    row_tiles = triton.cdiv(rows, row_tile)
+    _tiled_gate_up[(triton.cdiv(inner, tiles.outputs) * row_tiles,)](
         x,
         weight,
         weight if bias is None else bias,
@@ -81,9 +110,10 @@ def few_rows_gate_up(
         rows,
         inner,
         columns,
+        row_tiles,
         x.stride(0),
         out.stride(0),
-        BLOCK_ROWS=padded_rows(rows),
+        BLOCK_ROWS=row_tile,
         BLOCK_OUTPUTS=tiles.outputs,
         BLOCK_COLUMNS=tiles.columns,
         EVEN=columns % tiles.columns == 0,
@@ -95,38 +125,47 @@ def few_rows_gate_up(
     )
 
 
-def padded_rows(rows: int) -> int:
-    assert rows <= MOST_ROWS, "few rows"
-    return next(size for size in (16, 32, MOST_ROWS) if rows <= size)
+@triton.jit
+def _place(program, outputs, row_tiles, BLOCK_OUTPUTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which block of outputs and which tile of rows a program computes: GROUP tiles of rows, then the next outputs."""
+    in_group = GROUP * tl.cdiv(outputs, BLOCK_OUTPUTS)
+    first = program // in_group * GROUP
+    size = tl.minimum(row_tiles - first, GROUP)
+    return program % in_group // size, first + program % in_group % size
 
 
 @triton.jit
-def _few_rows_product(  # type: ignore[no-untyped-def]
+def _tiled_product(  # type: ignore[no-untyped-def]
     x,
     weight,
+    bias,
     parts,
     rows,
     outputs,
     columns,
     columns_per_split,
+    row_tiles,
     x_stride,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     EVEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     PER_LINE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     start_next(OVERLAP)
-    output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    block, row_tile = _place(tl.program_id(0), outputs, row_tiles, BLOCK_OUTPUTS)
+    output = block * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    kept = tl.minimum(output, outputs - 1)
     split = tl.program_id(1)
-    row = tl.arange(0, BLOCK_ROWS)
+    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     lane = tl.arange(0, BLOCK_COLUMNS)
     start = split * columns_per_split
     end = tl.minimum(start + columns_per_split, columns)
     # Past the ends the last output and the last row are read again, and not written.
-    source = weight + tl.minimum(output, outputs - 1).to(tl.int64)[:, None] * columns
-    inputs = x + tl.minimum(row, rows - 1)[None, :] * x_stride + lane[:, None]
+    source = weight + kept.to(tl.int64)[:, None] * columns
+    inputs = x + tl.minimum(row, rows - 1).to(tl.int64)[None, :] * x_stride + lane[:, None]
     if OVERLAP:
         line = tl.minimum(start + tl.arange(0, LINES) * PER_LINE, columns - 1)
         prefetch(source + line[None, :])
@@ -141,12 +180,14 @@ def _few_rows_product(  # type: ignore[no-untyped-def]
             tile = tl.load(source + (at + lane)[None, :], mask=inside[None, :], other=0.0)
             values = tl.load(inputs + at, mask=inside[:, None], other=0.0)
         sums = tl.dot(tile, values, sums, input_precision="ieee")
-    target = parts + (split * rows + row).to(tl.int64)[None, :] * outputs + output[:, None]
-    tl.store(target, sums, mask=(output < outputs)[:, None] & (row < rows)[None, :])
+    if HAS_BIAS:
+        sums += tl.load(bias + kept).to(tl.float32)[:, None]
+    target = parts + (split.to(tl.int64) * rows + row)[None, :] * outputs + output[:, None]
+    tl.store(target, sums.to(parts.dtype.element_ty), mask=(output < outputs)[:, None] & (row < rows)[None, :])
 
 
 @triton.jit
-def _few_rows_gate_up(  # type: ignore[no-untyped-def]
+def _tiled_gate_up(  # type: ignore[no-untyped-def]
     x,
     weight,
     bias,
@@ -154,6 +195,7 @@ def _few_rows_gate_up(  # type: ignore[no-untyped-def]
     rows,
     inner,
     columns,
+    row_tiles,
     x_stride,
     out_stride,
     BLOCK_ROWS: tl.constexpr,
@@ -164,13 +206,14 @@ def _few_rows_gate_up(  # type: ignore[no-untyped-def]
     OVERLAP: tl.constexpr,
 ):
     start_next(OVERLAP)
-    output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    block, row_tile = _place(tl.program_id(0), inner, row_tiles, BLOCK_OUTPUTS)
+    output = block * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     kept = tl.minimum(output, inner - 1)
-    row = tl.arange(0, BLOCK_ROWS)
+    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     lane = tl.arange(0, BLOCK_COLUMNS)
     gate_source = weight + kept.to(tl.int64)[:, None] * columns
     up_source = gate_source + inner.to(tl.int64) * columns
-    inputs = x + tl.minimum(row, rows - 1)[None, :] * x_stride + lane[:, None]
+    inputs = x + tl.minimum(row, rows - 1).to(tl.int64)[None, :] * x_stride + lane[:, None]
     wait_for_last(OVERLAP)
     gate = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], dtype=tl.float32)
     up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], dtype=tl.float32)
