@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ramify.documents.manual import BeamSearchManager, BeamState, DiverseSamplingManager
     from ramify.documents.model_runner import ModelRunner
     from ramify.documents.sampler import Sampler
-    from ramify.drive.async_engine import AsyncEngine, RequestStream
+    from ramify.drive.async_engine import AsyncEngine
     from ramify.drive.intake import TextPrompt, TokensPrompt
     from ramify.engine.core import EngineCore
     from ramify.engine.metrics import IterationStats
@@ -61,8 +61,9 @@ if TYPE_CHECKING:
     from ramify.sampling_params import OutputKind, SamplingParams, SamplingStrategy, SamplingType
 
 _HOMES = {
-    "ramify.drive.async_engine": ("AsyncEngine", "RequestStream"),
+    "ramify.drive.async_engine": ("AsyncEngine",),
     "ramify.drive.intake": ("TextPrompt", "TokensPrompt"),
+    "ramify.drive.mailroom": ("RequestStream",),
     "ramify.async_llm": ("AsyncLLM",),
     "ramify.config": ("CacheConfig", "EngineConfig", "MixtureConfig", "ModelConfig", "SchedulerConfig"),
     "ramify.engine.core": ("EngineCore",),

@@ -8,9 +8,10 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from ramify.config import DEFAULT_MODEL, EngineConfig, EngineOptions
-from ramify.drive.async_engine import AsyncEngine, RequestStream
+from ramify.drive.async_engine import AsyncEngine
 from ramify.drive.build import build_engine
 from ramify.drive.intake import Prompt
+from ramify.drive.mailroom import RequestStream
 from ramify.foreign.keywords import strict_keywords
 from ramify.foreign.vllm import CHAT_KEYWORDS, GENERATE_KEYWORDS
 from ramify.sampling_params import SamplingParams

@@ -6,9 +6,8 @@
                                             step, as long as anything is unfinished
       RequestStream <--- mailbox --------   outputs of the step
 
-After the start only the engine thread changes the core; `check` and `stats` may read it from others. A mailbox holds
-one output. One that is still there when the next comes is merged with it, so a slow reader gets several tokens at once
-and costs the engine neither time nor memory.
+After the start only the engine thread changes the core; `check` and `stats` may read it from others. Readers fetch
+from the mailroom (`drive/mailroom.py`) when they like, and cost the engine neither time nor much memory.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ import atexit
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Protocol
 
-from ramify.drive.merging import merged
+from ramify.drive.mailroom import Mailbox, Mailroom, RequestStream
 from ramify.engine.metrics import IterationStats
 from ramify.engine.request import Request
-from ramify.errors import EngineBusyError, EngineClosedError, EngineFaultError, InvalidInputError, RamifyError
+from ramify.errors import EngineBusyError, EngineClosedError, EngineFaultError, RamifyError
 from ramify.outputs import RequestOutput
 
 _log = logging.getLogger(__name__)
@@ -55,78 +54,6 @@ class Observer(Protocol):
     def ended(self, output: RequestOutput) -> None: ...
 
 
-class Mailbox:
-    """What a reader has not fetched yet: one output, or the reason why none will come.
-
-    Written under the engine's lock; `arrived` is set in the reader's event loop.
-    """
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.loop = asyncio.get_running_loop()
-        self.arrived = asyncio.Event()
-        self.output: RequestOutput | None = None
-        self.failure: RamifyError | None = None
-        self.is_known_to_core = False
-
-    def put(self, output: RequestOutput) -> None:
-        self.output = merged(self.output, output, self.request.sampling_params.output_kind)
-
-    def fail(self, failure: RamifyError) -> None:
-        self.output, self.failure = None, failure
-
-
-class RequestStream(AsyncIterator[RequestOutput]):
-    """The outputs of one request, as they come; closing or dropping the stream early aborts the request.
-
-    Deltas that were not fetched in time arrive joined. The last output is the one with `finished`.
-    """
-
-    def __init__(self, engine: AsyncEngine, mailbox: Mailbox) -> None:
-        self._engine = engine
-        self._mailbox = mailbox
-        self._over = False
-
-    @property
-    def request(self) -> Request:
-        return self._mailbox.request
-
-    async def __anext__(self) -> RequestOutput:
-        if self._over:
-            raise StopAsyncIteration
-        try:
-            output = await self._engine.fetch(self._mailbox)
-        except asyncio.CancelledError:
-            self.close()
-            raise
-        except RamifyError:
-            self._over = True
-            raise
-        self._over = output.finished
-        return output
-
-    async def final(self) -> RequestOutput:
-        """Reads to the end and returns all outputs merged into one."""
-        everything: RequestOutput | None = None
-        async for output in self:
-            everything = merged(everything, output, self.request.sampling_params.output_kind)
-        if everything is None:
-            raise InvalidInputError("this stream has been read to its end already")
-        return everything
-
-    def close(self) -> None:
-        """Ends reading: the request is aborted, and its blocks are free after the present step."""
-        if not self._over:
-            self._over = True
-            self._engine.abort(self.request.request_id)
-
-    async def aclose(self) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
-
-
 class AsyncEngine:
     """Drives a core from a thread of its own, for any number of event loops and requests."""
 
@@ -135,8 +62,7 @@ class AsyncEngine:
         self._lock = threading.Lock()
         self._called = threading.Condition(self._lock)
         self._inbox: deque[Callable[[], None]] = deque()
-        self._mailboxes: dict[str, Mailbox] = {}
-        self._awakened: dict[asyncio.AbstractEventLoop, set[Mailbox]] = {}
+        self.room = Mailroom(self._lock)
         self._observers: list[Observer] = []
         self._accepts = True
         self._stops = False
@@ -150,7 +76,7 @@ class AsyncEngine:
     @property
     def num_unfinished(self) -> int:
         """Requests that were submitted and have not ended."""
-        return len(self._mailboxes)
+        return len(self.room)
 
     @property
     def is_sound(self) -> bool:
@@ -166,14 +92,11 @@ class AsyncEngine:
 
     def submit(self, request: Request) -> RequestStream:
         """Queues a request made by an intake; call it inside an event loop."""
-        self._check_thread()
-        mailbox = Mailbox(request)
+        self.check_thread()
         with self._lock:
             if not self._accepts:
                 raise EngineClosedError("the engine has been shut down")
-            if request.request_id in self._mailboxes:
-                raise InvalidInputError(f"request_id {request.request_id!r} is in use")
-            self._mailboxes[request.request_id] = mailbox
+            mailbox = self.room.open(request)
             self._inbox.append(lambda: self._add(mailbox))
             self._called.notify()
         return RequestStream(self, mailbox)
@@ -184,32 +107,19 @@ class AsyncEngine:
         Takes no lock, since Python may call it from a destructor at any moment. The engine thread need not be woken:
         while a request is unfinished, it looks into its inbox before every step.
         """
-        if request_id in self._mailboxes:
+        if request_id in self.room.mailboxes:
             self._inbox.append(lambda: self._abort(request_id))
 
     def abort_all(self) -> None:
-        for request_id in list(self._mailboxes):
+        for request_id in list(self.room.mailboxes):
             self.abort(request_id)
-
-    async def fetch(self, mailbox: Mailbox) -> RequestOutput:
-        """Waits until the mailbox holds an output and takes it; raises what ended the request if none will come."""
-        self._check_thread()
-        while True:
-            with self._lock:
-                mailbox.arrived.clear()
-                output, mailbox.output = mailbox.output, None
-                if output is not None:
-                    return output
-                if mailbox.failure is not None:
-                    raise mailbox.failure
-            await mailbox.arrived.wait()
 
     async def shutdown(self, grace_seconds: float = 0.0) -> None:
         """Refuses new requests, lets running ones go on for the grace time, aborts the rest, ends the thread."""
-        self._check_thread()
+        self.check_thread()
         self.close_intake()
         deadline = asyncio.get_running_loop().time() + grace_seconds
-        while self._mailboxes and asyncio.get_running_loop().time() < deadline:
+        while self.room.mailboxes and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(self.stop)
 
@@ -227,7 +137,7 @@ class AsyncEngine:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _check_thread(self) -> None:
+    def check_thread(self) -> None:
         if threading.current_thread() is self._thread:
             raise EngineBusyError(
                 "the engine thread cannot wait for itself: logits processors, score functions and observers must not "
@@ -240,15 +150,15 @@ class AsyncEngine:
         try:
             while self._do_inbox():
                 self._step()
-            for request_id in list(self._mailboxes):
+            for request_id in list(self.room.mailboxes):
                 self._abort(request_id)
             # What came in just before the stop, and the core never saw.
-            self._fail(list(self._mailboxes.values()), EngineClosedError("the engine has been shut down"))
+            self.room.fail(list(self.room.mailboxes.values()), EngineClosedError("the engine has been shut down"))
         except BaseException as error:  # whatever it was, no reader may wait for a thread that is gone
             _log.exception("the engine thread ended")
             with self._lock:
                 self._accepts = False
-            self._fail(list(self._mailboxes.values()), _fault(error))
+            self.room.fail(list(self.room.mailboxes.values()), _fault(error))
 
     def _do_inbox(self) -> bool:
         """Does what was asked since the last step and waits until there is work; returns whether to go on."""
@@ -269,8 +179,8 @@ class AsyncEngine:
         except Exception as error:  # the core has ended all its requests and can go on with new ones
             _log.exception("a step failed")
             self._is_sound = False
-            mailboxes = list(self._mailboxes.values())
-            self._fail([mailbox for mailbox in mailboxes if mailbox.is_known_to_core], _fault(error))
+            mailboxes = list(self.room.mailboxes.values())
+            self.room.fail([mailbox for mailbox in mailboxes if mailbox.is_known_to_core], _fault(error))
             return
         self._is_sound = True
         for observer in self._observers:
@@ -282,7 +192,7 @@ class AsyncEngine:
             self._core.add_request(mailbox.request)
             mailbox.is_known_to_core = True
         except RamifyError as error:
-            self._fail([mailbox], error)
+            self.room.fail([mailbox], error)
 
     def _abort(self, request_id: str) -> None:
         output = self._core.abort(request_id)
@@ -290,42 +200,11 @@ class AsyncEngine:
             self._deliver([output])
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
-        with self._lock:
-            for output in outputs:
-                mailbox = self._mailboxes[output.request_id]
-                if output.finished:
-                    del self._mailboxes[output.request_id]
-                mailbox.put(output)
-                self._awaken(mailbox)
+        self.room.deliver(outputs)
         for output in outputs:
             if output.finished:
                 for observer in self._observers:
                     observer.ended(output)
-
-    def _fail(self, mailboxes: list[Mailbox], failure: RamifyError) -> None:
-        with self._lock:
-            for mailbox in mailboxes:
-                del self._mailboxes[mailbox.request.request_id]
-                mailbox.fail(failure)
-                self._awaken(mailbox)
-
-    def _awaken(self, mailbox: Mailbox) -> None:
-        """Wakes a reader. One call into an event loop wakes all that wait there, so a busy loop is not flooded."""
-        awakened = self._awakened.get(mailbox.loop)
-        if awakened is not None:
-            awakened.add(mailbox)
-            return
-        self._awakened[mailbox.loop] = {mailbox}
-        try:
-            mailbox.loop.call_soon_threadsafe(self._ring, mailbox.loop)
-        except RuntimeError:  # that loop is closed: nobody reads there any more
-            del self._awakened[mailbox.loop]
-
-    def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Runs in the event loop: wakes the readers whose mailboxes were filled."""
-        with self._lock:
-            for mailbox in self._awakened.pop(loop):
-                mailbox.arrived.set()
 
 
 def _fault(error: BaseException) -> EngineFaultError:

@@ -11,7 +11,7 @@ from fastapi import Request as HttpRequest
 from fastapi import Response
 from fastapi.responses import JSONResponse
 
-from ramify.drive.async_engine import RequestStream
+from ramify.drive.mailroom import RequestStream
 from ramify.engine.request import Request
 from ramify.outputs import RequestOutput
 from ramify.server.choices import check_sound, usage

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from ramify.drive.async_engine import RequestStream
+from ramify.drive.mailroom import RequestStream
 from ramify.engine.request import Request as EngineRequest
 from ramify.outputs import GrownToken, GrowthStep, MixtureReport, RequestOutput, finite
 from ramify.server.body import JsonRoute

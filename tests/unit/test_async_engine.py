@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify import AsyncEngine, EngineClosedError, EngineFaultError, InvalidInputError, Request, SamplingParams
+from ramify.drive.mailroom import Mailroom, RequestStream
 from ramify.drive.merging import merged
 from ramify.engine.core import EngineCore
 from ramify.engine.metrics import IterationStats
@@ -113,7 +114,73 @@ def test_a_slow_reader_gets_several_tokens_in_one_output_and_loses_none() -> Non
     run(body)
 
 
-def test_a_reader_who_never_reads_costs_one_output_at_most() -> None:
+def test_a_listener_takes_outputs_one_by_one_or_joined() -> None:
+    """What came while an event loop was late stays apart; what a client could not take is joined."""
+
+    async def body() -> None:
+        core = fake_engine()
+        gate = Gate(core)
+        engine = AsyncEngine(core)
+        stream = engine.submit(request("watched", output_kind="delta", ignore_eos=True))
+        calls = []
+        stream.listen(lambda: calls.append(core.metrics.steps))
+        waiting = engine.room.mailboxes["watched"]
+        gate.let(3)
+        await until(lambda: len(waiting.outputs) == 3 and bool(calls))
+        assert [len(each.outputs[0].token_ids) for each in stream.take()] == [1, 1, 1]
+        assert stream.take() == []
+        gate.let(3)
+        await until(lambda: len(waiting.outputs) == 3)
+        assert [len(each.outputs[0].token_ids) for each in stream.take(joined=True)] == [3]
+        gate.let(100)
+        await until(lambda: engine.num_unfinished == 0)
+        assert [len(each.outputs[0].token_ids) for each in stream.take()] == [1, 1]
+        assert stream.is_over
+        await engine.shutdown()
+
+    run(body)
+
+
+def test_a_listener_is_told_of_a_failure() -> None:
+    class Engine:
+        room = Mailroom()
+
+        def abort(self, request_id: str) -> None: ...
+
+        def check_thread(self) -> None: ...
+
+    async def body() -> None:
+        engine = Engine()
+        stream = RequestStream(engine, engine.room.open(request("unlucky")))
+        heard = asyncio.Event()
+        stream.listen(heard.set)
+        engine.room.fail(list(engine.room.mailboxes.values()), EngineFaultError("gone"))
+        await heard.wait()
+        with pytest.raises(EngineFaultError, match="gone"):
+            stream.take()
+        assert stream.is_over
+        assert stream.take() == []
+        assert not engine.room.mailboxes
+
+    run(body)
+
+
+def test_what_waits_for_a_reader_who_never_comes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramify.drive.mailroom.MOST_WAITING", 8)
+
+    async def body() -> None:
+        engine = AsyncEngine(fake_engine())
+        stream = engine.submit(request("idle", max_tokens=60, output_kind="delta", ignore_eos=True))
+        await until(lambda: engine.num_unfinished == 0)
+        outputs = stream.take()
+        assert len(outputs) <= 8
+        assert sum(len(each.outputs[0].token_ids) for each in outputs) == 60
+        await engine.shutdown()
+
+    run(body)
+
+
+def test_a_reader_who_comes_late_gets_one_output() -> None:
     async def body() -> None:
         core = fake_engine()
         engine = AsyncEngine(core)
