@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from ramify.engine.capacity import Capacity
 from ramify.engine.demands import Demands
 from ramify.engine.metrics import EngineMetrics, IterationStats
 from ramify.engine.plan import NOT_FINITE, Draw, Plan, PromptReport, Row, StepResult, Ticket, quickly
@@ -19,7 +20,7 @@ from ramify.engine.schedule import Schedule
 from ramify.engine.scheduler import Scheduler
 from ramify.engine.search.advance import Candidates, Continuation
 from ramify.engine.search.child import Child
-from ramify.engine.search.group import Group
+from ramify.engine.search.group import Group, Ledger
 from ramify.engine.search.logprob_rows import Decode
 from ramify.engine.sequence import Sequence
 from ramify.errors import InvalidInputError
@@ -82,6 +83,15 @@ class EngineCore:
         self.encode_words = encode_words
         self.decode = decode
         self.clock = clock
+        self.capacity = Capacity(
+            max_model_len=scheduler.max_model_len,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            enable_chunked_prefill=scheduler.enable_chunked_prefill,
+            block_size=scheduler.managers[0].block_size,
+            num_blocks=tuple(manager.num_blocks for manager in scheduler.managers),
+            has_words=encode_words is not None,
+        )
         self.metrics = EngineMetrics()
         self.last_step = IterationStats()  # what the latest step did
         self._groups: dict[str, Group] = {}
@@ -96,12 +106,13 @@ class EngineCore:
         """Raises InvalidInputError for a request that cannot be served; asks, and does nothing."""
         if request.request_id in self._groups:
             raise InvalidInputError(f"request_id {request.request_id!r} is in use")
-        if request.sampling_params.bad_words and self.encode_words is None:
-            raise InvalidInputError("bad_words need a tokenizer, and this model has none: use logit_bias")
-        self.scheduler.check_fits(request)
+        self.capacity.check(request)
 
-    def add_request(self, request: Request) -> None:
-        """Queues a request, or raises InvalidInputError if it can never be scheduled; nothing is kept then."""
+    def add_request(self, request: Request, ledger: Ledger | None = None) -> None:
+        """Queues a request, or raises InvalidInputError if it can never be scheduled; nothing is kept then.
+
+        Every token that one of its children takes is entered in the ledger, if there is one.
+        """
         self._mend()
         self.check(request)
         params, number = request.sampling_params, self._num_arrived
@@ -113,9 +124,9 @@ class EngineCore:
             prompts=tuple(track.prompt_token_ids for track in request.root.tracks),
             eos_token_ids=self.eos_token_ids,
             bad_words=self.encode_words(params.bad_words) if params.bad_words and self.encode_words else (),
-            longest_output=self.scheduler.longest_output(request.root),
+            longest_output=self.capacity.longest_output(request.root),
         )
-        group = Group(request, demands, self.make_text(params), decode=self.decode)
+        group = Group(request, demands, self.make_text(params), decode=self.decode, ledger=ledger)
         self._is_torn = True
         self._groups[request.request_id] = group
         self._num_arrived += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from ramify.engine.demands import Demands
 from ramify.engine.metrics import IterationStats
@@ -13,7 +14,7 @@ from ramify.engine.search.advance import Candidates, Continuation, Independent, 
 from ramify.engine.search.beam import BeamSearch
 from ramify.engine.search.child import Child
 from ramify.engine.search.logprob_rows import Decode, logprob_row
-from ramify.engine.search.ranking import rank
+from ramify.engine.search.ranking import best_of
 from ramify.engine.sequence import Sequence, SequenceStatus
 from ramify.outputs import (
     CompletionOutput,
@@ -39,8 +40,22 @@ class Changes:
     latencies: list[float | None] = field(default_factory=list)
 
 
+class Ledger(Protocol):
+    """Hears of every token of a request as it is taken, and whether that ended the child."""
+
+    def enter(self, token: Continuation, child: Child) -> None: ...
+
+
 class Group:
-    def __init__(self, request: Request, demands: Demands, text: TextStream, *, decode: Decode | None = None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        demands: Demands,
+        text: TextStream,
+        *,
+        decode: Decode | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
         self.request = request
         self.demands = demands
         self.strategy: Strategy = _strategy(demands)
@@ -52,6 +67,7 @@ class Group:
         is_late = demands.is_beam_search and not demands.is_streamed
         self.children = {request.root.child: Child(request.root, LateText(text) if is_late else text)}
         self._decode = decode
+        self._ledger = ledger
         self._prompt_token_ids = tuple(request.prompt_token_ids)  # every output names them: made once
         self._grown: list[GrownToken] = []  # in this step, where somebody watches
 
@@ -89,6 +105,8 @@ class Group:
             self._grown.append(grown)
         else:
             latency = child.append(token, self.demands, now)
+        if self._ledger is not None:
+            self._ledger.enter(token, child)
         if child.finish_reason is not None:
             self.finished = all(each.finish_reason is not None for each in self.children.values())
         return latency
@@ -188,21 +206,16 @@ class Group:
 
     def _best_of(self) -> tuple[list[CompletionOutput], list[Standing] | None]:
         children = [self.children[number] for number in sorted(self.children)]
-        completions = [(self._completion(child), child.is_empty) for child in children]
-        try:
-            ranked = rank(completions, self.demands.params.score)
-        except Exception as error:  # a caller's own function may raise anything: it ends this request alone
-            self.error = f"the score function failed: {type(error).__name__}: {error}"
-            failed = [replace(output, finish_reason=FinishReason.ERROR) for output, _ in completions]
-            return failed[: self.demands.params.n], None
-        if self.finished:
-            for loser in ranked[self.demands.params.n :]:
-                sequence = self.children[loser.index].sequence
+        params = self.demands.params
+        best = best_of([(self._completion(child), child.is_empty) for child in children], params.score, params.n)
+        if best.error is not None:
+            self.error = best.error
+        elif self.finished and best.standings is not None:
+            for loser in best.standings[params.n :]:
+                sequence = self.children[loser.child].sequence
                 if sequence.status is not SequenceStatus.FINISHED_ABORTED:
                     sequence.move(SequenceStatus.FINISHED_IGNORED)
-        standings = [Standing(output.index, output.score or 0.0, output.finished()) for output in ranked]
-        best = ranked[: self.demands.params.n]
-        return [replace(output, index=index) for index, output in enumerate(best)], standings
+        return best.outputs, best.standings
 
     def _completion(self, child: Child, *, delta: bool = False) -> CompletionOutput:
         return child.completion(self._decode, with_logprobs=self.demands.params.logprobs is not None, delta=delta)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from ramify import validation as check
-from ramify.outputs import CompletionOutput
+from ramify.outputs import CompletionOutput, FinishReason, Standing
 from ramify.sampling_params import Score
 
 ScoreFunction = Callable[[CompletionOutput], float]
@@ -29,6 +29,26 @@ def rank(outputs: Iterable[tuple[CompletionOutput, bool]], score: Score) -> list
         replace(output, score=float("-inf") if empty else _checked(function(output))) for output, empty in outputs
     ]
     return sorted(scored, key=lambda output: (-(output.score or 0.0), output.index))
+
+
+@dataclass(frozen=True, slots=True)
+class BestOf:
+    """The outputs to return, best first, and how all stand; or, where a score could not be had, why not."""
+
+    outputs: list[CompletionOutput]
+    standings: list[Standing] | None
+    error: str | None = None
+
+
+def best_of(outputs: Sequence[tuple[CompletionOutput, bool]], score: Score, n: int) -> BestOf:
+    """The n best of all children's outputs, given as (output, is empty) in the children's order."""
+    try:
+        ranked = rank(outputs, score)
+    except Exception as error:  # a caller's own function may raise anything: it ends this request alone
+        failed = [replace(output, finish_reason=FinishReason.ERROR) for output, _ in outputs]
+        return BestOf(failed[:n], None, f"the score function failed: {type(error).__name__}: {error}")
+    standings = [Standing(output.index, output.score or 0.0, output.finished()) for output in ranked]
+    return BestOf([replace(output, index=index) for index, output in enumerate(ranked[:n])], standings)
 
 
 class BestOfNFilter:
