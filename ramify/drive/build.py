@@ -19,11 +19,11 @@ from ramify.device.sizing import num_blocks, num_host_blocks
 from ramify.device.step import DeviceStep
 from ramify.device.warmup import warm_up
 from ramify.drive.intake import Intake
-from ramify.drive.pair_intake import PairIntake, Side
+from ramify.drive.pair_intake import PairIntake
+from ramify.drive.prepare import PreparedModel, PreparedPair
 from ramify.engine.blocks import BlockManager
 from ramify.engine.core import EngineCore
 from ramify.engine.scheduler import Scheduler
-from ramify.errors import InvalidInputError
 from ramify.models.decoder import Decoder
 from ramify.models.linear import may_be_kept_twice
 from ramify.models.loader import ModelLoader
@@ -52,26 +52,18 @@ class Engine(Generic[Kind]):
 
 def build_engine(config: EngineConfig, say: Callable[[str], None]) -> Engine[Intake]:
     loader = ModelLoader(config, say)
-    defaults = loader.load_generation_defaults()
-    decoder, tokenizer = loader.load_model_and_tokenizer()
-    codec = TextCodec(tokenizer)
+    prepared = PreparedModel(config, loader)
+    decoder = loader.load_model()
     max_model_len = config.model_config.resolve_max_model_len(decoder.arch.max_position_embeddings)
     core = _assemble(
         config,
         [decoder],
-        codec=codec,
-        eos_token_ids=_end_token_ids(decoder, tokenizer, say),
+        codec=prepared.codec,
+        eos_token_ids=_end_token_ids(decoder, prepared.codec.tokenizer, say),
         max_model_len=max_model_len,
         say=say,
     )
-    intake = Intake(
-        codec,
-        vocab_size=decoder.arch.vocab_size,
-        max_logprobs=config.model_config.max_logprobs,
-        check_request=core.check,
-        defaults=defaults,
-    )
-    return Engine(config, (decoder,), codec, core, intake, max_model_len)
+    return Engine(config, (decoder,), prepared.codec, core, prepared.intake(core.check), max_model_len)
 
 
 def build_pair(
@@ -84,16 +76,17 @@ def build_pair(
     say: Callable[[str], None],
 ) -> Engine[PairIntake]:
     """Both configurations differ in their model alone; where they name the same files, those are loaded once."""
-    loaders = [ModelLoader(config, say) for config in (teacher, theta)]
-    tokenizers = [loader.load_tokenizer() for loader in loaders]
-    is_one = loaders[0].path.resolve() == loaders[1].path.resolve()
-    decoders = [loader.load_model() for loader in loaders[: 1 if is_one else 2]]
-    vocab_size = check_same_tokens(tokenizers, [decoder.arch.vocab_size for decoder in decoders])
+    prepared = PreparedPair(
+        teacher,
+        [ModelLoader(config, say) for config in (teacher, theta)],
+        system_prompts=system_prompts,
+        enable_chat_template=enable_chat_template,
+    )
+    codec = prepared.codec
+    decoders = [loader.load_model() for loader in prepared.distinct_loaders]
     lengths = [teacher.model_config.resolve_max_model_len(each.arch.max_position_embeddings) for each in decoders]
-    codecs = [TextCodec(tokenizer) for tokenizer in tokenizers]
-    codec = codecs[0] if tokenizers[0] is not None else codecs[1]
     ends = frozenset[int]().union(
-        *(_end_token_ids(decoders[-role], tokenizer, say) for role, tokenizer in enumerate(tokenizers))
+        *(_end_token_ids(decoders[-role], tokenizer, say) for role, tokenizer in enumerate(prepared.tokenizers))
     )
     special = codec.tokenizer.special_token_ids if codec.tokenizer is not None else frozenset[int]()
     mixer = Mixer(mixture, ends | special)
@@ -106,36 +99,7 @@ def build_pair(
         mixer=mixer,
         say=say,
     )
-    intake = PairIntake(
-        *(Side(each, system, enable_chat_template) for each, system in zip(codecs, system_prompts, strict=True)),
-        codec=codec,
-        theta_model=len(decoders) - 1,
-        vocab_size=vocab_size,
-        max_logprobs=teacher.model_config.max_logprobs,
-        check_request=core.check,
-    )
-    return Engine(teacher, tuple(decoders), codec, core, intake, min(lengths))
-
-
-def check_same_tokens(tokenizers: Sequence[Tokenizer | None], vocab_sizes: Sequence[int]) -> int:
-    """The size of the common vocabulary; models may pad it differently, but an id must mean the same token in both."""
-    known = [tokenizer for tokenizer in tokenizers if tokenizer is not None]
-    if len(known) < 2:
-        if len(set(vocab_sizes)) > 1:
-            raise InvalidInputError(
-                f"teacher and theta must have the same tokens; without two tokenizers only their vocabularies can be "
-                f"compared, and these have {vocab_sizes[0]} and {vocab_sizes[1]} entries"
-            )
-        return min(vocab_sizes)
-    one, other = (tokenizer.backend.get_vocab(with_added_tokens=True) for tokenizer in known)
-    if one != other:
-        differing = sorted(one.items() ^ other.items(), key=lambda item: item[1])
-        token, token_id = differing[0]
-        raise InvalidInputError(
-            f"teacher and theta must have the same tokenizer: an id must mean the same token to both, and they differ "
-            f"in {len(differing)} entries, the first {token!r} ({token_id})"
-        )
-    return min(vocab_sizes)
+    return Engine(teacher, tuple(decoders), codec, core, prepared.intake(core.check), min(lengths))
 
 
 def _end_token_ids(decoder: Decoder, tokenizer: Tokenizer | None, say: Callable[[str], None]) -> frozenset[int]:

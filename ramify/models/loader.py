@@ -13,6 +13,7 @@ from ramify.errors import InvalidInputError, ModelError
 from ramify.files.json_file import read_optional_json
 from ramify.models import embedded, memory, source, weights
 from ramify.models.decoder import Decoder
+from ramify.models.families import Architecture
 from ramify.models.generation_defaults import (
     CONFIG_FILE,
     NO_DEFAULTS,
@@ -50,6 +51,11 @@ class ModelLoader:
             raise InvalidInputError(f"load_format {self.config.load_format!r} needs a folder, and model names a file")
         if self.path.is_file():
             self._gguf = GGUFCheckpoint(self.path)
+
+    @property
+    def architecture(self) -> Architecture:
+        """What the files say of the model, without its weights."""
+        return self._gguf.arch if self._gguf is not None else read_architecture(self.path)
 
     def load_model_and_tokenizer(self, device: str | None = None) -> tuple[Decoder, Tokenizer | None]:
         """The tokenizer is None if the folder has none: such a model takes token ids."""

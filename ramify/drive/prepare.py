@@ -1,0 +1,99 @@
+"""What is known of models before their weights are read: files, tokenizers, recommendations; and the intake of these.
+
+An engine is built from it where the weights are; a process that only talks to an engine needs no more than this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ramify.config import EngineConfig
+from ramify.drive.intake import Intake
+from ramify.drive.pair_intake import PairIntake, Side
+from ramify.engine.request import Request
+from ramify.errors import InvalidInputError
+from ramify.models.loader import ModelLoader
+from ramify.text.codec import TextCodec
+from ramify.text.tokenizer import Tokenizer
+
+CheckRequest = Callable[[Request], None]
+
+
+class PreparedModel:
+    """One model. Making it reads its tokenizer; `loader` has found its files."""
+
+    def __init__(self, config: EngineConfig, loader: ModelLoader) -> None:
+        self.config = config
+        self.loader = loader
+        self.defaults = loader.load_generation_defaults()
+        self.codec = TextCodec(loader.load_tokenizer())
+
+    def intake(self, check_request: CheckRequest) -> Intake:
+        return Intake(
+            self.codec,
+            vocab_size=self.loader.architecture.vocab_size,
+            max_logprobs=self.config.model_config.max_logprobs,
+            check_request=check_request,
+            defaults=self.defaults,
+        )
+
+
+class PreparedPair:
+    """A teacher and a student: `loaders` have found the files of both, in this order."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        loaders: Sequence[ModelLoader],
+        *,
+        system_prompts: tuple[str | None, str | None] = (None, None),
+        enable_chat_template: bool = False,
+    ) -> None:
+        self.config = config
+        self.loaders = tuple(loaders)
+        self.tokenizers = [loader.load_tokenizer() for loader in loaders]
+        codecs = [TextCodec(tokenizer) for tokenizer in self.tokenizers]
+        self.codec = codecs[0] if self.tokenizers[0] is not None else codecs[1]
+        self.vocab_size = check_same_tokens(
+            self.tokenizers, [loader.architecture.vocab_size for loader in self.distinct_loaders]
+        )
+        self._sides = [
+            Side(each, system, enable_chat_template) for each, system in zip(codecs, system_prompts, strict=True)
+        ]
+
+    @property
+    def distinct_loaders(self) -> tuple[ModelLoader, ...]:
+        """One where both models are one checkpoint, which is then held once."""
+        is_one = self.loaders[0].path.resolve() == self.loaders[1].path.resolve()
+        return self.loaders[: 1 if is_one else 2]
+
+    def intake(self, check_request: CheckRequest) -> PairIntake:
+        return PairIntake(
+            *self._sides,
+            codec=self.codec,
+            theta_model=len(self.distinct_loaders) - 1,
+            vocab_size=self.vocab_size,
+            max_logprobs=self.config.model_config.max_logprobs,
+            check_request=check_request,
+        )
+
+
+def check_same_tokens(tokenizers: Sequence[Tokenizer | None], vocab_sizes: Sequence[int]) -> int:
+    """The size of the common vocabulary; models may pad it differently, but an id must mean the same token in both."""
+    known = [tokenizer for tokenizer in tokenizers if tokenizer is not None]
+    if len(known) < 2:
+        if len(set(vocab_sizes)) > 1:
+            raise InvalidInputError(
+                f"teacher and theta must have the same tokens; without two tokenizers only their vocabularies can be "
+                f"compared, and these have {vocab_sizes[0]} and {vocab_sizes[1]} entries"
+            )
+        return min(vocab_sizes)
+    one, other = (tokenizer.backend.get_vocab(with_added_tokens=True) for tokenizer in known)
+    if one != other:
+        differing = sorted(one.items() ^ other.items(), key=lambda item: item[1])
+        token, token_id = differing[0]
+        raise InvalidInputError(
+            f"teacher and theta must have the same tokenizer: an id must mean the same token to both, and they differ "
+            f"in {len(differing)} entries, the first {token!r} ({token_id})"
+        )
+    return min(vocab_sizes)
