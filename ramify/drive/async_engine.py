@@ -16,12 +16,9 @@ import asyncio
 import atexit
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable
-from typing import Protocol
 
+from ramify.drive.core_loop import Core, CoreLoop, fault_of
 from ramify.drive.mailroom import Mailbox, Mailroom, RequestStream
-from ramify.engine.metrics import IterationStats
 from ramify.engine.request import Request
 from ramify.errors import EngineBusyError, EngineClosedError, EngineFaultError, RamifyError
 from ramify.outputs import RequestOutput
@@ -29,44 +26,13 @@ from ramify.outputs import RequestOutput
 _log = logging.getLogger(__name__)
 
 
-class Core(Protocol):
-    """What the engine thread drives: an EngineCore, or a stand-in for one."""
-
-    @property
-    def last_step(self) -> IterationStats: ...
-
-    def add_request(self, request: Request) -> None: ...
-
-    def abort(self, request_id: str) -> RequestOutput | None: ...
-
-    def has_unfinished(self) -> bool: ...
-
-    def step(self) -> list[RequestOutput]: ...
-
-    def stats(self) -> dict[str, int]: ...
-
-
-class Observer(Protocol):
-    """Is called in the engine thread after each step and each finished request, so it must be quick."""
-
-    def stepped(self, step: IterationStats) -> None: ...
-
-    def ended(self, output: RequestOutput) -> None: ...
-
-
-class AsyncEngine:
+class AsyncEngine(CoreLoop):
     """Drives a core from a thread of its own, for any number of event loops and requests."""
 
     def __init__(self, core: Core) -> None:
-        self._core = core
-        self._lock = threading.Lock()
-        self._called = threading.Condition(self._lock)
-        self._inbox: deque[Callable[[], None]] = deque()
+        super().__init__(core)
         self.room = Mailroom(self._lock)
-        self._observers: list[Observer] = []
         self._accepts = True
-        self._stops = False
-        self._is_sound = True
         self._thread = threading.Thread(target=self._run, name="ramify-engine", daemon=True)
         self._thread.start()
         atexit.register(self.stop)  # a thread that computes while the interpreter shuts down may crash the process
@@ -82,13 +48,6 @@ class AsyncEngine:
     def is_sound(self) -> bool:
         """Whether it takes requests and its last step did not fail."""
         return self._accepts and self._is_sound and self._thread.is_alive()
-
-    def observe(self, observer: Observer) -> None:
-        self._observers.append(observer)
-
-    def stats(self) -> dict[str, int]:
-        """Counters since the start and the state of queue and cache."""
-        return self._core.stats()
 
     def submit(self, request: Request) -> RequestStream:
         """Queues a request made by an intake; call it inside an event loop."""
@@ -148,8 +107,7 @@ class AsyncEngine:
 
     def _run(self) -> None:
         try:
-            while self._do_inbox():
-                self._step()
+            self._loop()
             for request_id in list(self.room.mailboxes):
                 self._abort(request_id)
             # What came in just before the stop, and the core never saw.
@@ -158,34 +116,7 @@ class AsyncEngine:
             _log.exception("the engine thread ended")
             with self._lock:
                 self._accepts = False
-            self.room.fail(list(self.room.mailboxes.values()), _fault(error))
-
-    def _do_inbox(self) -> bool:
-        """Does what was asked since the last step and waits until there is work; returns whether to go on."""
-        while True:
-            while self._inbox:
-                self._inbox.popleft()()
-            if self._stops:
-                return False
-            if self._core.has_unfinished():
-                return True
-            with self._lock:
-                if not self._inbox and not self._stops:
-                    self._called.wait()
-
-    def _step(self) -> None:
-        try:
-            outputs = self._core.step()
-        except Exception as error:  # the core has ended all its requests and can go on with new ones
-            _log.exception("a step failed")
-            self._is_sound = False
-            mailboxes = list(self.room.mailboxes.values())
-            self.room.fail([mailbox for mailbox in mailboxes if mailbox.is_known_to_core], _fault(error))
-            return
-        self._is_sound = True
-        for observer in self._observers:
-            observer.stepped(self._core.last_step)
-        self._deliver(outputs)
+            self.room.fail(list(self.room.mailboxes.values()), fault_of(error))
 
     def _add(self, mailbox: Mailbox) -> None:
         try:
@@ -194,19 +125,9 @@ class AsyncEngine:
         except RamifyError as error:
             self.room.fail([mailbox], error)
 
-    def _abort(self, request_id: str) -> None:
-        output = self._core.abort(request_id)
-        if output is not None:
-            self._deliver([output])
-
-    def _deliver(self, outputs: list[RequestOutput]) -> None:
+    def _hand_out(self, outputs: list[RequestOutput]) -> None:
         self.room.deliver(outputs)
-        for output in outputs:
-            if output.finished:
-                for observer in self._observers:
-                    observer.ended(output)
 
-
-def _fault(error: BaseException) -> EngineFaultError:
-    # Only the kind of error: its message may hold what a remote client should not read.
-    return EngineFaultError(f"the engine failed in a step ({type(error).__name__})")
+    def _drop_known(self, failure: EngineFaultError) -> None:
+        mailboxes = list(self.room.mailboxes.values())
+        self.room.fail([mailbox for mailbox in mailboxes if mailbox.is_known_to_core], failure)
