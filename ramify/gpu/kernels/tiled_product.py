@@ -83,6 +83,7 @@ def tiled_product(
         BLOCK_ROWS=row_tile,
         BLOCK_OUTPUTS=tiles.outputs,
         BLOCK_COLUMNS=tiles.columns,
+        ONE_TILE=row_tiles == 1,
         EVEN=columns % tiles.columns == 0,
         HAS_BIAS=bias is not None,
         PER_LINE=LINE // weight.itemsize,
@@ -116,6 +117,7 @@ def tiled_gate_up(
         BLOCK_ROWS=row_tile,
         BLOCK_OUTPUTS=tiles.outputs,
         BLOCK_COLUMNS=tiles.columns,
+        ONE_TILE=row_tiles == 1,
         EVEN=columns % tiles.columns == 0,
         HAS_BIAS=bias is not None,
         num_warps=tiles.warps,
@@ -126,12 +128,19 @@ def tiled_gate_up(
 
 
 @triton.jit
-def _place(program, outputs, row_tiles, BLOCK_OUTPUTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Which block of outputs and which tile of rows a program computes: GROUP tiles of rows, then the next outputs."""
-    in_group = GROUP * tl.cdiv(outputs, BLOCK_OUTPUTS)
-    first = program // in_group * GROUP
-    size = tl.minimum(row_tiles - first, GROUP)
-    return program % in_group // size, first + program % in_group % size
+def _place(  # type: ignore[no-untyped-def]
+    program, outputs, row_tiles, BLOCK_OUTPUTS: tl.constexpr, BLOCK_ROWS: tl.constexpr, ONE_TILE: tl.constexpr
+):
+    """The block of outputs and the rows that a program computes: GROUP tiles of rows, then the next outputs."""
+    block = program
+    row = tl.arange(0, BLOCK_ROWS)
+    if not ONE_TILE:
+        in_group = GROUP * tl.cdiv(outputs, BLOCK_OUTPUTS)
+        first = program // in_group * GROUP
+        size = tl.minimum(row_tiles - first, GROUP)
+        block = program % in_group // size
+        row = (first + program % in_group % size).to(tl.int64) * BLOCK_ROWS + row
+    return block * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS), row
 
 
 @triton.jit
@@ -149,23 +158,22 @@ def _tiled_product(  # type: ignore[no-untyped-def]
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
+    ONE_TILE: tl.constexpr,
     EVEN: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PER_LINE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     start_next(OVERLAP)
-    block, row_tile = _place(tl.program_id(0), outputs, row_tiles, BLOCK_OUTPUTS)
-    output = block * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    output, row = _place(tl.program_id(0), outputs, row_tiles, BLOCK_OUTPUTS, BLOCK_ROWS, ONE_TILE)
     kept = tl.minimum(output, outputs - 1)
     split = tl.program_id(1)
-    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     lane = tl.arange(0, BLOCK_COLUMNS)
     start = split * columns_per_split
     end = tl.minimum(start + columns_per_split, columns)
     # Past the ends the last output and the last row are read again, and not written.
     source = weight + kept.to(tl.int64)[:, None] * columns
-    inputs = x + tl.minimum(row, rows - 1).to(tl.int64)[None, :] * x_stride + lane[:, None]
+    inputs = x + tl.minimum(row, rows - 1)[None, :] * x_stride + lane[:, None]
     if OVERLAP:
         line = tl.minimum(start + tl.arange(0, LINES) * PER_LINE, columns - 1)
         prefetch(source + line[None, :])
@@ -182,7 +190,7 @@ def _tiled_product(  # type: ignore[no-untyped-def]
         sums = tl.dot(tile, values, sums, input_precision="ieee")
     if HAS_BIAS:
         sums += tl.load(bias + kept).to(tl.float32)[:, None]
-    target = parts + (split.to(tl.int64) * rows + row)[None, :] * outputs + output[:, None]
+    target = parts + (split * rows + row).to(tl.int64)[None, :] * outputs + output[:, None]
     tl.store(target, sums.to(parts.dtype.element_ty), mask=(output < outputs)[:, None] & (row < rows)[None, :])
 
 
@@ -201,19 +209,18 @@ def _tiled_gate_up(  # type: ignore[no-untyped-def]
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
+    ONE_TILE: tl.constexpr,
     EVEN: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     start_next(OVERLAP)
-    block, row_tile = _place(tl.program_id(0), inner, row_tiles, BLOCK_OUTPUTS)
-    output = block * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    output, row = _place(tl.program_id(0), inner, row_tiles, BLOCK_OUTPUTS, BLOCK_ROWS, ONE_TILE)
     kept = tl.minimum(output, inner - 1)
-    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     lane = tl.arange(0, BLOCK_COLUMNS)
     gate_source = weight + kept.to(tl.int64)[:, None] * columns
     up_source = gate_source + inner.to(tl.int64) * columns
-    inputs = x + tl.minimum(row, rows - 1).to(tl.int64)[None, :] * x_stride + lane[:, None]
+    inputs = x + tl.minimum(row, rows - 1)[None, :] * x_stride + lane[:, None]
     wait_for_last(OVERLAP)
     gate = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], dtype=tl.float32)
     up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], dtype=tl.float32)
