@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from ramify.config import DEFAULT_MODEL, MixtureConfig
 from ramify.server.app import app_of
 from ramify.server.config import PairConfig, ServerConfig
+from ramify.server.listening import Gate, protocol_behind
 from ramify.server.load import load_pair
 from ramify.server.service import Service
 
@@ -28,7 +29,7 @@ def serving(app: FastAPI, *, max_header_bytes: int = 16 * 2**10, send_buffer: in
     server = uvicorn.Server(
         uvicorn.Config(
             app,
-            http="h11",
+            http=protocol_behind(Gate(1_000_000)),  # as `serve` has it
             log_level="warning",
             h11_max_incomplete_event_size=max_header_bytes,
             timeout_graceful_shutdown=5,

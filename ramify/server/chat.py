@@ -90,26 +90,23 @@ class ChatShape:
             reply["prompt_token_ids"] = list(output.prompt_token_ids)
         return reply
 
-    def chunks(self, _prompt_index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
-        for sample in output.outputs:
-            if sample.index not in self._begun:
-                self._begun.add(sample.index)
-                opening = {"role": "assistant", "content": "", "refusal": None}
-                first = self.envelope(
-                    [{"index": sample.index, "delta": opening, "logprobs": None, "finish_reason": None}]
-                )
-                if self._body.return_token_ids and not self._model.is_pair:
-                    first["prompt_token_ids"] = list(output.prompt_token_ids)
-                yield first
-            if sample.index in self._ended or not has_news(
-                sample, self._params, with_token_ids=self._body.return_token_ids
-            ):
-                continue
-            if sample.finish_reason is not None:
-                self._ended.add(sample.index)
-            delta = {"content": sample.text} if sample.text or sample.finish_reason is None else {}
-            choice = {"index": sample.index, "delta": delta, "logprobs": self._logprobs(sample), **self._rest(sample)}
-            yield self.envelope([choice])
+    def chunks(self, _prompt_index: int, output: RequestOutput, sample: CompletionOutput) -> Iterator[dict[str, Any]]:
+        if sample.index not in self._begun:
+            self._begun.add(sample.index)
+            opening = {"role": "assistant", "content": "", "refusal": None}
+            first = self.envelope([{"index": sample.index, "delta": opening, "logprobs": None, "finish_reason": None}])
+            if self._body.return_token_ids and not self._model.is_pair:
+                first["prompt_token_ids"] = list(output.prompt_token_ids)
+            yield first
+        if sample.index in self._ended or not has_news(
+            sample, self._params, with_token_ids=self._body.return_token_ids
+        ):
+            return
+        if sample.finish_reason is not None:
+            self._ended.add(sample.index)
+        delta = {"content": sample.text} if sample.text or sample.finish_reason is None else {}
+        choice = {"index": sample.index, "delta": delta, "logprobs": self._logprobs(sample), **self._rest(sample)}
+        yield self.envelope([choice])
 
     def _rest(self, sample: CompletionOutput) -> dict[str, Any]:
         return common(sample, with_token_ids=bool(self._body.return_token_ids))

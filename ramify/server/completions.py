@@ -78,18 +78,17 @@ class CompletionShape:
         ]
         return self.envelope(choices)
 
-    def chunks(self, prompt_index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
-        for sample in output.outputs:
-            index = self._index(prompt_index, sample)
-            is_first = index not in self._logprobs
-            says_prompt = is_first and (self._body.echo or self._body.return_token_ids)
-            if index in self._ended or not (
-                says_prompt or has_news(sample, self._params, with_token_ids=self._body.return_token_ids)
-            ):
-                continue
-            if sample.finish_reason is not None:
-                self._ended.add(index)
-            yield self.envelope([self._choice(prompt_index, output, sample, is_first=is_first)])
+    def chunks(self, prompt_index: int, output: RequestOutput, sample: CompletionOutput) -> Iterator[dict[str, Any]]:
+        index = self._index(prompt_index, sample)
+        is_first = index not in self._logprobs
+        says_prompt = is_first and (self._body.echo or self._body.return_token_ids)
+        if index in self._ended or not (
+            says_prompt or has_news(sample, self._params, with_token_ids=self._body.return_token_ids)
+        ):
+            return
+        if sample.finish_reason is not None:
+            self._ended.add(index)
+        yield self.envelope([self._choice(prompt_index, output, sample, is_first=is_first)])
 
     def _index(self, prompt_index: int, sample: CompletionOutput) -> int:
         return prompt_index * self._params.n + sample.index

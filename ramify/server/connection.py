@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
+from ramify.server.events import DONE, EventSource, event_of
 from ramify.server.failures import Failure, failure_of
+from ramify.server.pipe import Pipe, pipe_of
 from ramify.server.records import ARRIVAL, record_of
 
 T = TypeVar("T")
 CLIENT_GONE = "client_gone"
 _LAST_WORDS_SECONDS = 1.0
-_DONE = b"data: [DONE]\n\n"
+_SLOW_SECONDS = 0.1  # a client for whom one write takes so long is slow, where there is no better way to tell
 
 
 def client_of(request: Request) -> str:
@@ -52,18 +53,21 @@ async def unless_gone(request: Request, seconds: float, work: Coroutine[Any, Any
 class EventStream(Response):
     """Server-sent events. Ends early, and lets go of what it holds, when the client goes away or time is over.
 
-    A client that reads slowly holds up `send`; the outputs that come meanwhile are merged in the engine's stream.
+    Events are written where they are announced, in the turn of the event loop that brings a step's outputs; the task
+    of the response sleeps meanwhile. For a client that reads too slowly it waits until there is room, and what came by
+    then goes out joined.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], *, seconds: float, release: Callable[[], None]) -> None:
+    def __init__(self, source: EventSource, *, seconds: float, release: Callable[[], None]) -> None:
         super().__init__()
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-cache"
-        self._events = events
+        self._source = source
         self._seconds = seconds
         self._release = release
+        self._unsent = b""  # the last events, which go out with the end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(scope, send))
@@ -78,35 +82,66 @@ class EventStream(Response):
 
     async def _send(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        pipe = pipe_of(scope)
         try:
             async with asyncio.timeout_at(deadline_of(scope, self._seconds)):
-                async for event in self._events:
-                    await send(_body(event))
-        except asyncio.CancelledError:
-            raise
+                await (self._pass_on(send) if pipe is None else self._pour(pipe))
+                await send(_end(self._unsent, self._source.failure, scope))
         except TimeoutError:
             async with asyncio.timeout(_LAST_WORDS_SECONDS):  # perhaps it is the client that does not read
-                await _tell(out_of_time(self._seconds), scope, send)
-        except Exception as error:  # too late for a status: the stream itself says what happened
-            await _tell(failure_of(error), scope, send)
-        await send({"type": "http.response.body", "body": _DONE, "more_body": False})
+                await send(_end(b"", out_of_time(self._seconds), scope))
+        finally:
+            self._source.hush()
+
+    async def _pour(self, pipe: Pipe) -> None:
+        source, turn = self._source, asyncio.Event()
+
+        def came() -> None:
+            if not pipe.is_full:
+                self._write(pipe, source.news())
+            if pipe.is_full or source.is_over:
+                turn.set()
+
+        source.listen(came)
+        came()  # what was there before anybody listened
+        while not source.is_over:
+            await turn.wait()
+            turn.clear()
+            await pipe.drained()
+            self._write(pipe, source.news(joined=True))
+
+    def _write(self, pipe: Pipe, data: bytes) -> None:
+        if self._source.is_over:
+            self._unsent += data
+        elif data:
+            pipe.write(data)
+
+    async def _pass_on(self, send: Send) -> None:
+        """The same by ASGI alone, which tells of a slow client only by the time that it takes."""
+        source, turn, clock = self._source, asyncio.Event(), asyncio.get_running_loop().time
+        source.listen(turn.set)
+        data = source.news()
+        while not source.is_over:
+            began = clock()
+            if data:
+                await send(_body(data))
+            is_slow = clock() - began > _SLOW_SECONDS
+            await turn.wait()
+            turn.clear()
+            data = source.news(joined=is_slow)
+        self._unsent = data
 
 
-async def _tell(failure: Failure, scope: Scope, send: Send) -> None:
-    record_of(scope).error = failure.code
-    await send(_body(event_of(failure.as_json())))
+def _end(last: bytes, failure: Exception | None, scope: Scope) -> dict[str, Any]:
+    if failure is not None:  # too late for a status: the stream itself says what happened
+        told = failure_of(failure)
+        record_of(scope).error = told.code
+        last += event_of(told.as_json())
+    return _body(last + DONE, more=False)
 
 
-def event_of(value: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-
-
-def events_of(values: Iterable[dict[str, Any]]) -> bytes:
-    return b"".join(map(event_of, values))
-
-
-def _body(event: bytes) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": event, "more_body": True}
+def _body(data: bytes, *, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any, Protocol
 
 from fastapi import Request as HttpRequest
 from fastapi import Response
@@ -15,26 +13,12 @@ from ramify.drive.mailroom import RequestStream
 from ramify.engine.request import Request
 from ramify.outputs import RequestOutput
 from ramify.server.choices import check_sound, usage
-from ramify.server.connection import EventStream, client_of, events_of, unless_gone
+from ramify.server.chunks import ChunkWriter, Shape
+from ramify.server.connection import EventStream, client_of, unless_gone
+from ramify.server.events import EventSource, event_of
 from ramify.server.fields import OpenAIFields
 from ramify.server.records import Record, record_of
 from ramify.server.service import ServedModel, Service
-
-
-class Shape(Protocol):
-    """How outputs look to the client: one for completions, one for chats."""
-
-    def reply(self, outputs: list[RequestOutput]) -> dict[str, Any]:
-        """The whole reply, without the usage."""
-        ...
-
-    def chunks(self, prompt_index: int, output: RequestOutput) -> Iterable[dict[str, Any]]:
-        """What is new of one of the prompts."""
-        ...
-
-    def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """A chunk around these choices."""
-        ...
 
 
 async def answer(
@@ -62,68 +46,33 @@ async def answer(
                 check_sound(output)
             record.output_tokens = _num_tokens(outputs)
             return JSONResponse({**shape.reply(outputs), "usage": usage(outputs, record.output_tokens)})
-        include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        events = _events(streams, shape, record, include_usage=include_usage)
-        return EventStream(events, seconds=seconds, release=held.pop_all().close)
+        return EventStream(_events(streams, shape, record, body), seconds=seconds, release=held.pop_all().close)
 
 
 async def _finals(streams: list[RequestStream]) -> list[RequestOutput]:
     return [await stream.final() for stream in streams]
 
 
-async def _events(
-    streams: list[RequestStream], shape: Shape, record: Record, *, include_usage: bool
-) -> AsyncIterator[bytes]:
-    """The chunks of one output are sent together: one for each sample that grew."""
+def _events(streams: list[RequestStream], shape: Shape, record: Record, body: OpenAIFields) -> EventSource:
+    """An event for each sample that grew, and at the end, if it is wanted, the usage."""
+    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    writer = ChunkWriter(shape, with_token_ids=bool(body.return_token_ids), include_usage=include_usage)
     ends: list[RequestOutput] = []
     num_tokens = 0
-    async for index, output in _joined(streams):
+
+    def tell(index: int, output: RequestOutput) -> bytes:
+        nonlocal num_tokens
         if output.finished:
             check_sound(output)
             ends.append(output)
         num_tokens += _num_tokens([output])
         record.output_tokens = num_tokens
-        chunks = list(shape.chunks(index, output))
-        if include_usage:
-            chunks = [{**chunk, "usage": None} for chunk in chunks]
-        if chunks:
-            yield events_of(chunks)
-    if include_usage:
-        yield events_of([{**shape.envelope([]), "usage": usage(ends, num_tokens)}])
+        return writer.events(index, output)
 
+    def last() -> bytes:
+        return event_of({**shape.envelope([]), "usage": usage(ends, num_tokens)}) if include_usage else b""
 
-async def _joined(streams: list[RequestStream]) -> AsyncIterator[tuple[int, RequestOutput]]:
-    """The outputs of several streams as they come, each with its stream's index; at most one waits to be read."""
-    if len(streams) == 1:
-        async for output in streams[0]:
-            yield 0, output
-        return
-    # An output, what a stream raised, or None at its end.
-    arrived: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(maxsize=1)
-
-    async def read(index: int, stream: RequestStream) -> None:
-        try:
-            async for output in stream:
-                await arrived.put((index, output))
-            await arrived.put((index, None))
-        except Exception as error:  # raised where the outputs are read, not in a task that nobody waits for
-            await arrived.put((index, error))
-
-    readers = [asyncio.create_task(read(index, stream)) for index, stream in enumerate(streams)]
-    try:
-        unfinished = len(streams)
-        while unfinished:
-            index, came = await arrived.get()
-            if isinstance(came, BaseException):
-                raise came
-            if came is None:
-                unfinished -= 1
-            else:
-                yield index, came
-    finally:
-        for reader in readers:
-            reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
+    return EventSource(streams, tell, last=last)
 
 
 def _num_tokens(outputs: Iterable[RequestOutput]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,7 +14,8 @@ from ramify.engine.request import Request as EngineRequest
 from ramify.outputs import GrownToken, GrowthStep, MixtureReport, RequestOutput, finite
 from ramify.server.body import JsonRoute
 from ramify.server.choices import check_sound, usage
-from ramify.server.connection import EventStream, client_of, event_of
+from ramify.server.connection import EventStream, client_of
+from ramify.server.events import EventSource, event_of
 from ramify.server.growth_events import GrowthEvent
 from ramify.server.openapi import failures
 from ramify.server.preparing import prepared
@@ -77,20 +77,24 @@ def growth_routes(service: Service) -> APIRouter:
     return router
 
 
-async def _events(stream: RequestStream, model: ServedModel, record: Record) -> AsyncIterator[bytes]:
+def _events(stream: RequestStream, model: ServedModel, record: Record) -> EventSource:
     codec = model.intake.codec
-    yield event_of(_start_event(stream.request, model.name))
     num_tokens = 0
     ranking: tuple[int, ...] = ()  # children, best first
-    async for output in stream:
+
+    def tell(_index: int, output: RequestOutput) -> bytes:
+        nonlocal num_tokens, ranking
         num_tokens += sum(len(step.tokens) for step in output.growth)
         record.output_tokens = num_tokens
         for step in output.growth:
             ranking = tuple(standing.child for standing in step.standings) or ranking
-        yield event_of({"type": "steps", "steps": [_step(step, codec) for step in output.growth]})
+        told = event_of({"type": "steps", "steps": [_step(step, codec) for step in output.growth]})
         if output.finished:
             check_sound(output)
-            yield event_of(_end_event(output, ranking, num_tokens))
+            told += event_of(_end_event(output, ranking, num_tokens))
+        return told
+
+    return EventSource([stream], tell, first=event_of(_start_event(stream.request, model.name)))
 
 
 def _start_event(request: EngineRequest, model: str) -> dict[str, Any]:

@@ -8,13 +8,16 @@ import json
 import logging
 import resource
 import socket
-from typing import Any
+from typing import Any, cast
 
+from starlette.types import Scope
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ramify.errors import InvalidInputError
 from ramify.server.config import ServerConfig
 from ramify.server.failures import Failure
+from ramify.server.pipe import give_pipe
 
 _log = logging.getLogger(__name__)
 ACCEPTED_AT_ONCE = 8  # connections that the event loop accepts in one turn
@@ -116,6 +119,28 @@ class Gate:
             _log.warning("no connection can be accepted for now: %s", context.get("exception"))
 
 
+class SocketPipe:
+    """Writes a body as h11 would, in chunks unless the client is of HTTP 1.0, and nothing else: no copy, no events."""
+
+    __slots__ = ("_flow", "_is_chunked", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, flow: FlowControl, http_version: str) -> None:
+        self._transport = transport
+        self._flow = flow
+        self._is_chunked = http_version == "1.1"
+
+    @property
+    def is_full(self) -> bool:
+        return self._flow.write_paused
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+
+    async def drained(self) -> None:
+        await self._flow.drain()
+
+
 class GatedProtocol(H11Protocol):
     """HTTP for those whom the gate lets in; the others get a 503 when they ask. Nobody may send headers for ever."""
 
@@ -154,6 +179,11 @@ class GatedProtocol(H11Protocol):
             self._wait(_HEADER_SECONDS)
         else:
             self._stop_waiting()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self._is_inside and self.scope is not None and self.cycle is not None:  # its task runs only after this
+            give_pipe(cast(Scope, self.scope), SocketPipe(self.transport, self.flow, self.scope["http_version"]))
 
     @property
     def _is_between_requests(self) -> bool:
