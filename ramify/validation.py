@@ -54,11 +54,10 @@ def _at_most(high: float | None) -> str:
 
 
 def integer(field: str, value: object, low: int | None = None, high: int | None = None) -> int:
-    allowed = "an integer" + _span(low, high)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise refuse(field, value, allowed)
+        raise refuse(field, value, "an integer" + _span(low, high))
     if (low is not None and value < low) or (high is not None and value > high):
-        raise refuse(field, value, allowed)
+        raise refuse(field, value, "an integer" + _span(low, high))
     return value
 
 
@@ -124,6 +123,7 @@ def token_ids(field: str, value: object, most: int, vocab_size: int | None = Non
     """Token ids: integers from 0, below the vocabulary's size once that is known."""
     ids = items(field, value, most)
     high = LARGEST_TOKEN_ID if vocab_size is None else vocab_size - 1
-    for index, token_id in enumerate(ids):
-        integer(f"{field}[{index}]", token_id, 0, high)
+    if not all(type(token_id) is int and 0 <= token_id <= high for token_id in ids):  # plain ones: prompts are long
+        for index, token_id in enumerate(ids):
+            integer(f"{field}[{index}]", token_id, 0, high)
     return tuple(ids)

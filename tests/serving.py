@@ -50,5 +50,5 @@ def mixture_app() -> FastAPI:
     """The default model as teacher and as student, under the name `mixture`."""
     service = Service(ServerConfig())
     pair = PairConfig(teacher=DEFAULT_MODEL, theta=DEFAULT_MODEL)
-    service.open([load_pair(pair, MixtureConfig(), {"max_model_len": 1024}, "mixture")])
+    service.open([load_pair(pair, MixtureConfig(), {"max_model_len": 1024}, "mixture", lambda _: None)])
     return app_of(service)

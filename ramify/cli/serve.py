@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ramify.cli.options import (
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 SERVER = flags_of(SERVER_FIELDS, "Server")
 PAIR = flags_of(PAIR_FIELDS, "Two models")
 MIXTURE = flags_of(MIXTURE_FIELDS, "Two models")
-ENGINE = flags_of(ENGINE_FIELDS, "Engine", {"model": None})  # the default depends on --teacher
+# Of the model the default depends on --teacher; and a server is warm before its first client comes.
+ENGINE = flags_of(ENGINE_FIELDS, "Engine", {"model": None, "warmup": "full"})
 UNNAMED_ENGINE = tuple(field for field in ENGINE_FIELDS if field.name != "model")
 
 
@@ -49,15 +51,15 @@ def serve(**values: Any) -> None:
     except ModuleNotFoundError as error:
         raise RamifyError(f'the server needs {error.name}: pip install ".[server]" in a checkout') from None
 
-    def load_models() -> list[ServedModel]:
+    def load_models(say: Callable[[str], None]) -> list[ServedModel]:
         from ramify.server.load import load_model, load_pair
 
         served = []
         if model is not None:
-            served.append(load_model(model, engine_options, config.served_model_name))
+            served.append(load_model(model, engine_options, config.served_model_name, say))
         if pair.teacher is not None:
             name = config.served_model_name if model is None else None  # given for the one model, if there are both
-            served.append(load_pair(pair, mixture, engine_options, name))
+            served.append(load_pair(pair, mixture, engine_options, name, say))
         return served
 
     run_server(config, load_models)

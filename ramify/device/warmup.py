@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from ramify.device.graphs import padded
@@ -9,18 +10,32 @@ from ramify.device.rehearsal import IN_A_GRAPH, Largest, plan_of
 from ramify.device.step import DeviceStep
 from ramify.engine.plan import Plan, SharedPrefix
 
+SECONDS_BETWEEN_LINES = 1.0
 CONTEXT = 1_040  # positions of each sequence: sharing them is worth it for two
 
 
-def warm_up(step: DeviceStep, largest: Largest, num_blocks: int, say: Callable[[str], None]) -> None:
-    """Runs decodes of every padded size, alone and sharing a prefix, and draws of every kind, in an unused cache."""
+def warm_up(
+    step: DeviceStep,
+    largest: Largest,
+    num_blocks: int,
+    say: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Runs decodes of every padded size, alone and sharing a prefix, and draws of every kind, in an unused cache.
+
+    Says how far it is once a second or so, and when it is done.
+    """
     counts = numbers_of_sequences(largest)
+    began = said = clock()
     for done, count in enumerate(counts):
-        say(f"capturing graphs of decodes: {done} of {len(counts)} sizes")
+        if done == 0 or clock() - said >= SECONDS_BETWEEN_LINES:
+            said = clock()
+            say(f"Captured {done} of {len(counts)} sizes of CUDA graphs")
         for is_shared in (False, True) if count > 1 else (False,):
             step.launch(decodes(largest, count, num_blocks, is_shared=is_shared))()
         step.capture_draws(count)
     step.reset()
+    say(f"Captured all {len(counts)} sizes of CUDA graphs in {clock() - began:.1f} s")
 
 
 def numbers_of_sequences(largest: Largest) -> list[int]:

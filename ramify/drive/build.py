@@ -161,7 +161,7 @@ def _assemble(
     ]
     step = make_step(pools)
     if on_gpu and config.model_config.warmup == "full" and not config.model_config.enforce_eager:
-        warm_up(step, largest, blocks, _log.info)
+        warm_up(step, largest, blocks, say)
     has_tokenizer = codec.tokenizer is not None
     return EngineCore(
         Scheduler(

@@ -93,8 +93,11 @@ def _state_routes(service: Service, metrics: ServerMetrics) -> APIRouter:
         responses={503: {"model": Health, "description": "Not ready, or not any more."}},
     )
     async def health() -> JSONResponse:
-        """200 once the model is loaded and as long as the engine works; 503 before, after and in between."""
-        return JSONResponse({"status": "ready"}) if service.is_ready else JSONResponse({"status": "not ready"}, 503)
+        """200 once the model is loaded and warm and as long as the engine works; 503 before, after and in between."""
+        reason = service.trouble
+        if reason is None:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "not ready", "reason": reason}, 503)
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}, **failures(401)})
     async def show_metrics() -> Response:

@@ -65,7 +65,8 @@ def _events(streams: list[RequestStream], shape: Shape, record: Record, body: Op
         if output.finished:
             check_sound(output)
             ends.append(output)
-        num_tokens += _num_tokens([output])
+        for sample in output.outputs:
+            num_tokens += len(sample.token_ids)
         record.output_tokens = num_tokens
         return writer.events(index, output)
 

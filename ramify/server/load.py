@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ramify.async_llm import AsyncLLM
@@ -13,17 +12,19 @@ from ramify.drive.build import build_pair
 from ramify.server.config import PairConfig
 from ramify.server.service import ServedModel, public_name
 
-_log = logging.getLogger(__name__)
+Say = Callable[[str], None]
 
 
-def load_model(model: str, options: Mapping[str, Any], name: str | None) -> ServedModel:
-    llm = AsyncLLM(model, say=_log.info, **options)
+def load_model(model: str, options: Mapping[str, Any], name: str | None, say: Say) -> ServedModel:
+    llm = AsyncLLM(model, say=say, **options)
     if llm.generation_defaults:
-        _log.info("Defaults of requests: %s", llm.generation_defaults)
+        say(f"Defaults of requests: {llm.generation_defaults}")
     return ServedModel.of(llm, name)
 
 
-def load_pair(pair: PairConfig, mixture: MixtureConfig, options: Mapping[str, Any], name: str | None) -> ServedModel:
+def load_pair(
+    pair: PairConfig, mixture: MixtureConfig, options: Mapping[str, Any], name: str | None, say: Say
+) -> ServedModel:
     """Two models as one, by default under both names."""
     assert pair.teacher is not None, "asked for only with two models"
     assert pair.theta is not None
@@ -32,7 +33,7 @@ def load_pair(pair: PairConfig, mixture: MixtureConfig, options: Mapping[str, An
         EngineConfig.from_options(model=pair.theta, **options),
         mixture,
         system_prompts=(pair.teacher_system_prompt, pair.theta_system_prompt),
-        say=_log.info,
+        say=say,
     )
     names = public_name(pair.teacher), public_name(pair.theta)
     return ServedModel(

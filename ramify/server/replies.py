@@ -168,3 +168,4 @@ class TokenizerInfo(Reply):
 
 class Health(Reply):
     status: Literal["ready", "not ready"]
+    reason: str | None = Field(None, description="Why not, and how far loading is.")

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import uvicorn
@@ -35,7 +36,7 @@ from ramify.server.throughput import log_throughput
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-LoadModels = Callable[[], Sequence[ServedModel]]
+LoadModels = Callable[[Callable[[str], None]], Sequence[ServedModel]]  # tells what it does
 _LAST_SECONDS = 5.0  # after the aborts: for the last bytes on their way
 
 
@@ -109,7 +110,7 @@ async def _serve(
     _log.info("Loading; %s answers 503 until then", address_of(listener))
     listening = asyncio.create_task(server.serve(sockets=[listener]))
     reporting: asyncio.Task[None] | None = None
-    thread, loading = _in_daemon_thread(load_models)
+    thread, loading = _in_daemon_thread(partial(load_models, service.say))
     try:
         models = await _unless(ends.soon, loading)
         if models is not None:
@@ -159,7 +160,9 @@ async def _drain(service: Service, seconds: float, at_once: asyncio.Event) -> No
         model.engine.abort_all()
 
 
-def _in_daemon_thread(load: LoadModels) -> tuple[threading.Thread, asyncio.Future[Sequence[ServedModel]]]:
+def _in_daemon_thread(
+    load: Callable[[], Sequence[ServedModel]],
+) -> tuple[threading.Thread, asyncio.Future[Sequence[ServedModel]]]:
     """A model may take minutes to load: a thread that nobody waits for, so that Ctrl-C ends the process at once."""
     loop = asyncio.get_running_loop()
     loaded: asyncio.Future[Sequence[ServedModel]] = loop.create_future()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +22,10 @@ from ramify.server.failures import Failure
 
 if TYPE_CHECKING:
     from ramify.async_llm import AsyncLLM  # brings torch
+
+_log = logging.getLogger(__name__)
+# What anybody may read at /health of what loading says: other lines may name files of this machine.
+_PUBLIC = re.compile(r"Captured \d+ of \d+ sizes of CUDA graphs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,7 @@ class Service:
         self.config = config
         self.models: dict[str, ServedModel] = {}
         self.is_draining = False
+        self._progress = "loading"
         self._prompts_of: Counter[str] = Counter()
         self._listeners: list[Callable[[ServedModel], None]] = []
 
@@ -75,6 +82,12 @@ class Service:
         for listener in self._listeners:
             for model in models:
                 listener(model)
+
+    def say(self, text: str) -> None:
+        """What loading tells, from any thread: a line in the log, and perhaps an answer of /health."""
+        _log.info("%s", text)
+        if _PUBLIC.fullmatch(text):
+            self._progress = f"loading: {text[0].lower()}{text[1:]}"
 
     def when_opened(self, listener: Callable[[ServedModel], None]) -> None:
         """Calls it with every model that is served, now or later."""
@@ -87,6 +100,15 @@ class Service:
         return (
             bool(self.models) and not self.is_draining and all(model.engine.is_sound for model in self.models.values())
         )
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it is not ready."""
+        if self.is_draining:
+            return "shutting down"
+        if not self.models:
+            return self._progress
+        return None if self.is_ready else "the engine failed"
 
     @property
     def num_unfinished(self) -> int:

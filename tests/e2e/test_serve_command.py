@@ -217,7 +217,7 @@ def test_health_is_503_until_the_model_is_there(tmp_path: Path) -> None:
             except httpx.ConnectError:
                 time.sleep(0.05)
         assert reply.status_code == 503
-        assert reply.json() == {"status": "not ready"}
+        assert reply.json() == {"status": "not ready", "reason": "loading"}
         waiting = httpx.get(f"{url}/v1/models", headers={"Authorization": "Bearer sesame"})
         assert waiting.status_code == 503
         assert waiting.json()["error"]["code"] == "not_ready"

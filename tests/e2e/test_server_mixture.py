@@ -39,8 +39,8 @@ def client(default_gguf: Path) -> Iterator[httpx.Client]:
     service = Service(ServerConfig())
     mixed = PairConfig(teacher=name, theta=name, teacher_system_prompt=SECRET)
     models = [
-        load_model(name, OPTIONS, "plain"),
-        load_pair(mixed, MixtureConfig(alpha_min=0.1), OPTIONS, "mixed"),
+        load_model(name, OPTIONS, "plain", print),
+        load_pair(mixed, MixtureConfig(alpha_min=0.1), OPTIONS, "mixed", print),
     ]
     service.open(models)
     with serving(app_of(service)) as url, httpx.Client(base_url=url, timeout=120) as made:

@@ -92,7 +92,7 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES}, {FILES}))
 from ramify.server.config import ServerConfig
 from ramify.server.run import serve
-serve(ServerConfig(port=0, log_interval=0), lambda: [])
+serve(ServerConfig(port=0, log_interval=0), lambda _: [])
 """
 
 
@@ -224,6 +224,51 @@ def test_throughput_is_told_only_if_there_is_any() -> None:
     busy = {**idle, "steps": 5, "generated_tokens": 50, "prompt_tokens_computed": 20, "running": 3, "blocks_in_use": 50}
     assert throughput.line(busy, 10) == ("3 running, 0 waiting; 5.0 tokens/s drawn, 2.0 tokens/s of prompts; cache 25%")
     assert throughput.line(busy, 10) is None
+
+
+# -- not ready yet --------------------------------------------------------------------------------------------
+
+
+def test_health_tells_how_far_loading_is_and_nothing_of_the_machine(caplog: pytest.LogCaptureFixture) -> None:
+    service = Service(ServerConfig(api_key="sesame"))
+
+    async def health() -> Any:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app_of(service)), base_url="http://x") as client:
+            answer = await client.get("/health")
+            return answer.status_code, answer.json()
+
+    assert asyncio.run(health()) == (503, {"status": "not ready", "reason": "loading"})
+    with caplog.at_level("INFO"):
+        service.say("Captured 12 of 40 sizes of CUDA graphs")
+        service.say("Compiling /home/somebody/kernels.cpp")
+    reason = "loading: captured 12 of 40 sizes of CUDA graphs"
+    assert asyncio.run(health()) == (503, {"status": "not ready", "reason": reason})
+    assert [record.getMessage() for record in caplog.records if record.name == "ramify.server.service"] == [
+        "Captured 12 of 40 sizes of CUDA graphs",
+        "Compiling /home/somebody/kernels.cpp",
+    ]
+    service.is_draining = True
+    assert asyncio.run(health()) == (503, {"status": "not ready", "reason": "shutting down"})
+
+
+@pytest.mark.parametrize(("flags", "wanted"), [([], "full"), (["--warmup", "lazy"], "lazy")])
+def test_a_server_is_warm_before_it_is_ready_unless_told_otherwise(
+    flags: list[str], wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from ramify.cli.commands import app
+
+    asked: dict[str, Any] = {}
+
+    def load(_model: str, options: dict[str, Any], _name: str | None, _say: Any) -> Any:
+        asked.update(options)
+
+    monkeypatch.setattr("ramify.server.load.load_model", load)
+    monkeypatch.setattr("ramify.server.run.serve", lambda _config, load_models: load_models(print))
+    result = CliRunner().invoke(app, ["serve", *flags])
+    assert result.exit_code == 0, result.output
+    assert asked["warmup"] == wanted
 
 
 # -- other origins --------------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ramify.device.graphs import padded
 from ramify.device.rehearsal import Largest
-from ramify.device.warmup import decodes, numbers_of_sequences
+from ramify.device.warmup import decodes, numbers_of_sequences, warm_up
 
 
 @pytest.mark.parametrize(("num_models", "num_tracks"), [(1, 1), (1, 2), (2, 2)])
@@ -32,3 +34,50 @@ def test_decodes_share_what_was_computed_before_them(max_model_len: int) -> None
             assert bool(work.shared) == (is_shared and max_model_len > 16)
             for prefix in work.shared:
                 assert prefix.num_blocks * 16 <= work.chunks[0].start
+
+
+class Device:
+    """Notes what is run; every launch takes a third of a second by the test's clock."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.rows: list[tuple[int, bool]] = []
+        self.draws: list[int] = []
+        self.is_reset = False
+
+    def launch(self, plan: Any) -> Any:
+        [work] = plan.works
+        self.rows.append((len(work.chunks), bool(work.shared)))
+        self.seconds += 1 / 3
+        return lambda: None
+
+    def capture_draws(self, count: int) -> None:
+        self.draws.append(count)
+
+    def reset(self) -> None:
+        self.is_reset = True
+
+
+def test_warming_up_runs_every_size_and_says_how_far_it_is() -> None:
+    device = Device()
+    said: list[str] = []
+    warm_up(device, Largest(1, 1, 8, 4096, 8192, 16), 100, said.append, clock=lambda: device.seconds)  # type: ignore[arg-type]
+    assert device.rows == [
+        (8, False),
+        (8, True),
+        (4, False),
+        (4, True),
+        (3, False),
+        (3, True),
+        (2, False),
+        (2, True),
+        (1, False),
+    ]
+    assert device.draws == [8, 4, 3, 2, 1]
+    assert device.is_reset
+    assert said == [
+        "Captured 0 of 5 sizes of CUDA graphs",
+        "Captured 2 of 5 sizes of CUDA graphs",
+        "Captured 4 of 5 sizes of CUDA graphs",
+        "Captured all 5 sizes of CUDA graphs in 3.0 s",
+    ]
