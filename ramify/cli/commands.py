@@ -12,6 +12,7 @@ from ramify.cli import models
 from ramify.cli.bench import SCRIPT, bench
 from ramify.cli.chat import chat
 from ramify.cli.distill import distill
+from ramify.cli.doctor import doctor
 from ramify.cli.generate import generate
 from ramify.cli.help import WIDEST, Command
 from ramify.cli.messages import say_error
@@ -28,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # its tables cut the names of flags where they lack room
     context_settings={"max_content_width": WIDEST},
 )
-for command in (generate, chat, serve, distill):
+for command in (generate, chat, serve, distill, doctor):
     app.command(cls=Command)(command)
 if SCRIPT.exists():  # it reads its own arguments, --help among them
     takes_anything = {"allow_extra_args": True, "ignore_unknown_options": True}
