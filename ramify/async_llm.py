@@ -5,22 +5,29 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ramify.config import DEFAULT_MODEL, EngineConfig, EngineOptions
 from ramify.drive.async_engine import AsyncEngine
 from ramify.drive.build import build_engine
 from ramify.drive.intake import Prompt
 from ramify.drive.mailroom import RequestStream
+from ramify.drive.prepare import has_own_process
 from ramify.foreign.keywords import strict_keywords
 from ramify.foreign.vllm import CHAT_KEYWORDS, GENERATE_KEYWORDS
 from ramify.sampling_params import SamplingParams
 from ramify.text.codec import Message
 from ramify.text.hugging_face_tokenizer import HuggingFaceTokenizer
 
+if TYPE_CHECKING:
+    from ramify.remote.remote_engine import RemoteEngine  # brings msgspec
+
 
 class AsyncLLM:
     """A model ready to sample from, many requests at a time. Takes the options of `LLM`.
+
+    With `engine_process=True` the engine runs in a process of its own (None: if it is on a GPU), and texts are made in
+    this one. Outputs are the same; `logits_processors` are refused, and a `score` function runs here.
 
     async with AsyncLLM() as llm:
         async for output in llm.generate("Once upon a time", SamplingParams(output_kind="delta")):
@@ -32,17 +39,28 @@ class AsyncLLM:
         model: str | None = None,
         *,
         say: Callable[[str], None] = lambda _: None,
+        engine_process: bool | None = False,
         **options: Unpack[EngineOptions],
     ) -> None:
         self.config = EngineConfig.from_options(model=model if model is not None else DEFAULT_MODEL, **options)
-        built = build_engine(self.config, say)
-        self.architecture = built.decoders[0].arch
-        self.max_model_len = built.max_model_len
-        self.tokenizer = built.codec.tokenizer
-        self.codec = built.codec
-        self.intake = built.intake
-        self.generation_defaults = built.intake.defaults
-        self.engine = AsyncEngine(built.core)
+        self.engine: AsyncEngine | RemoteEngine
+        if has_own_process(engine_process, self.config):
+            from ramify.remote.start import WantedModel, start
+
+            [joined] = start([WantedModel.found(self.config, say)], say)
+            self.engine = joined.engine
+            self.architecture = joined.prepared.loaders[0].architecture
+            self.max_model_len = joined.engine.capacity.max_model_len
+            self.intake = joined.prepared.intake(joined.engine.check)
+        else:
+            built = build_engine(self.config, say)
+            self.engine = AsyncEngine(built.core)
+            self.architecture = built.decoders[0].arch
+            self.max_model_len = built.max_model_len
+            self.intake = built.intake
+        self.codec = self.intake.codec
+        self.tokenizer = self.codec.tokenizer
+        self.generation_defaults = self.intake.defaults
         # Without it, an AsyncLLM dropped without shutdown would keep its thread and memory for ever.
         self._finalizer = weakref.finalize(self, self.engine.stop)
 

@@ -14,6 +14,8 @@ RamifyError
 ├── CacheExhaustedError        blocks were asked for that are not there
 ├── EngineBusyError            a call came from inside another call of the same engine
 ├── EngineFaultError           a step of an asynchronous engine failed, and with it every request that was running
+│   └── EngineLostError        the engine's process has ended, and with it every request
+├── ProtocolError              what came from another process is not what it may send
 └── EngineClosedError          an asynchronous engine was shut down and takes no more requests
 """
 
@@ -74,6 +76,14 @@ class EngineBusyError(RamifyError, RuntimeError):
 
 class EngineFaultError(RamifyError, RuntimeError):
     """A step failed: every request that was running or waiting has ended with it."""
+
+
+class EngineLostError(EngineFaultError):
+    """The engine's process has ended, and every request with it. Only a new engine can go on."""
+
+
+class ProtocolError(RamifyError, RuntimeError):
+    """A message between processes is damaged, too large, or not one that may be sent."""
 
 
 class EngineClosedError(RamifyError, RuntimeError):

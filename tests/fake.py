@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from itertools import product
 
+import tokenizers
 import torch
+from tokenizers import decoders, models
 from torch import Tensor
 
 from ramify.config import LogprobsMode, PreemptionMode
@@ -23,7 +26,10 @@ from ramify.engine.core import EngineCore
 from ramify.engine.plan import BlockCopy, Plan, Ticket, Work
 from ramify.engine.scheduler import Scheduler
 from ramify.sampling.mixing import Mixer
+from ramify.text.codec import TextCodec
 from ramify.text.stream import TextStream
+from ramify.text.token_text import byte_of_character
+from ramify.text.tokenizer import Tokenizer
 
 VOCAB = 300
 EMPTY = -1
@@ -206,3 +212,13 @@ def fake_engine(
         make_text=lambda _params: TextStream(None),
         clock=clock,
     )
+
+
+def letters() -> TextCodec:
+    """Text for fake tokens: few letters, so that stop strings are met, and one that takes two tokens."""
+    half = {byte: letter for letter, byte in byte_of_character().items()}
+    words = ["".join(word) for length in range(1, 6) for word in product("abc", repeat=length)]
+    vocabulary = {token: place for place, token in enumerate([half[0xC3], half[0xA9], *words][:VOCAB])}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    return TextCodec(Tokenizer(backend))

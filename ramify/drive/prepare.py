@@ -7,31 +7,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ramify import validation as check
 from ramify.config import EngineConfig
 from ramify.drive.intake import Intake
 from ramify.drive.pair_intake import PairIntake, Side
 from ramify.engine.request import Request
 from ramify.errors import InvalidInputError
-from ramify.models.loader import ModelLoader
+from ramify.models.loader import ModelLoader, resolve_device
 from ramify.text.codec import TextCodec
 from ramify.text.tokenizer import Tokenizer
 
 CheckRequest = Callable[[Request], None]
 
 
+def has_own_process(wanted: bool | None, config: EngineConfig) -> bool:
+    """Whether the engine runs in a process of its own. Where nobody says, it does on a GPU.
+
+    A model on a CPU needs every core for its products: messages between processes would cost it one.
+    """
+    if wanted is None:
+        return resolve_device(config.model_config.device).type == "cuda"
+    return check.boolean("engine_process", wanted)
+
+
 class PreparedModel:
-    """One model. Making it reads its tokenizer; `loader` has found its files."""
+    """One model. Making it reads its tokenizer; its loader has found the files."""
 
     def __init__(self, config: EngineConfig, loader: ModelLoader) -> None:
         self.config = config
-        self.loader = loader
+        self.loaders = (loader,)
         self.defaults = loader.load_generation_defaults()
         self.codec = TextCodec(loader.load_tokenizer())
 
     def intake(self, check_request: CheckRequest) -> Intake:
         return Intake(
             self.codec,
-            vocab_size=self.loader.architecture.vocab_size,
+            vocab_size=self.loaders[0].architecture.vocab_size,
             max_logprobs=self.config.model_config.max_logprobs,
             check_request=check_request,
             defaults=self.defaults,

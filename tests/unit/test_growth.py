@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
-import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models
 
 from ramify import (
     GrownToken,
@@ -26,11 +23,7 @@ from ramify.config import MixtureConfig
 from ramify.drive.merging import merged
 from ramify.engine.core import EngineCore
 from ramify.sampling.mixing import Mixer
-from ramify.text.detokenizer import IncrementalDetokenizer
-from ramify.text.stream import TextStream
-from ramify.text.token_text import byte_of_character
-from ramify.text.tokenizer import Tokenizer
-from tests.fake import VOCAB, fake_engine
+from tests.fake import VOCAB, fake_engine, letters
 
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -55,15 +48,7 @@ def unwatched(engine: EngineCore, params: SamplingParams) -> RequestOutput:
 
 def lettered(engine: EngineCore) -> EngineCore:
     """The same engine with text: few letters, so that stop strings are met, and one that takes two tokens."""
-    half = {byte: letter for letter, byte in byte_of_character().items()}
-    words = ["".join(word) for length in range(1, 6) for word in product("abc", repeat=length)]
-    vocabulary = {token: place for place, token in enumerate([half[0xC3], half[0xA9], *words][:VOCAB])}
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = Tokenizer(backend)
-    engine.make_text = lambda params: TextStream(
-        IncrementalDetokenizer(tokenizer), params.stop_strings, include_stop=params.include_stop_str_in_output
-    )
+    engine.make_text = letters().make_stream
     return engine
 
 

@@ -43,7 +43,7 @@ class Changes:
 class Ledger(Protocol):
     """Hears of every token of a request as it is taken, and whether that ended the child."""
 
-    def enter(self, token: Continuation, child: Child) -> None: ...
+    def enter(self, group: Group, token: Continuation, child: Child) -> None: ...
 
 
 class Group:
@@ -106,7 +106,7 @@ class Group:
         else:
             latency = child.append(token, self.demands, now)
         if self._ledger is not None:
-            self._ledger.enter(token, child)
+            self._ledger.enter(self, token, child)
         if child.finish_reason is not None:
             self.finished = all(each.finish_reason is not None for each in self.children.values())
         return latency

@@ -35,6 +35,11 @@ class LogprobRows(Sequence[LogprobRow]):
             return LogprobRows(self._token_ids[index], self._reports[index], self._decode)
         return logprob_row(self._token_ids[index], self._reports[index], self._decode)
 
+    @property
+    def reports(self) -> Sequence[TokenReport]:
+        """What the rows are made of, one report per token."""
+        return self._reports
+
     def followed_by(self, later: LogprobRows) -> LogprobRows:
         """The rows of this output, then those of what came after it."""
         return LogprobRows(self._token_ids + later._token_ids, self._reports + later._reports, self._decode)

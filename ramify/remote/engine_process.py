@@ -1,0 +1,86 @@
+"""EngineProcess: the engine's process as its parent sees it. No fork, no pickle: it is told what to load."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ramify.errors import EngineLostError, RamifyError
+from ramify.remote.frames import frame_of
+from ramify.remote.messages import Build, OneModel, TwoModels, encode
+
+_PROGRAM = Path(__file__).with_name("child.py")
+_SECONDS_TO_END = 10.0
+
+
+class EngineProcess:
+    """Starts at once and loads its models meanwhile. It ends when `stop` is called or this process ends.
+
+    `connect` may be called at any time and as often as there are front processes: it returns the front's end of a new
+    connection, whose `fileno()` may be handed to a child of this process too.
+    """
+
+    def __init__(self, models: Sequence[OneModel | TwoModels]) -> None:
+        if not sys.executable:
+            raise RamifyError("an engine in a process of its own needs Python's own program, and this one has none")
+        self._control, theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        with theirs:
+            # In a process group of its own: Ctrl-C in a terminal is for this process alone.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(_PROGRAM), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                process_group=0,
+            )
+        with suppress(OSError):  # it has ended already, which whoever reads will notice
+            self._control.sendall(frame_of(json.dumps(sys.path).encode()))
+            self._control.sendall(frame_of(encode(Build(list(models)))))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def connect(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs, self._lock:
+            try:
+                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+            except OSError:
+                ours.close()
+                raise EngineLostError(self.end()) from None
+        return ours
+
+    def end(self) -> str:
+        """Waits for the end of a process that is ending, and says how it ended."""
+        try:
+            status = self._process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return "the engine's process closed its connection"
+        if status < 0:
+            return f"the engine's process was ended by {_signal_name(-status)}"
+        return f"the engine's process ended with status {status}"
+
+    def stop(self) -> None:
+        """Ends it at once; what it was computing is lost."""
+        with self._lock, suppress(OSError):
+            self._control.close()
+        try:
+            self._process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _signal_name(number: int) -> str:
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"

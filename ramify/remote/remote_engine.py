@@ -1,0 +1,192 @@
+"""RemoteEngine: what an AsyncEngine is to its callers, for a core that runs in another process.
+
+event loop                            reader's thread of the link
+  submit(request) ---- Add ----->
+  abort(request_id) -- Abort --->
+  RequestStream <--- mailroom ------    Told: tokens become outputs here (`remote/assembly.py`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+from contextlib import suppress
+from itertools import count
+
+from ramify.drive.mailroom import Mailroom, RequestStream
+from ramify.engine.capacity import Capacity
+from ramify.engine.request import Request
+from ramify.errors import EngineBusyError, EngineClosedError, EngineLostError, InvalidInputError, RamifyError
+from ramify.remote.assembly import Assembly
+from ramify.remote.frames import LARGEST
+from ramify.remote.link import Link
+from ramify.remote.messages import Abort, Failed, Soundness, Told, floats_of, integers_of
+from ramify.remote.packing import add_of, check_crosses, own_error_of, report_of
+from ramify.text.codec import TextCodec
+
+
+class RemoteEngine:
+    """One model of the engine's process, over one connection. Any number of event loops and requests."""
+
+    def __init__(self, link: Link, model: int, codec: TextCodec, capacity: Capacity) -> None:
+        self._link = link
+        self._model = model
+        self._codec = codec
+        self.capacity = capacity
+        self._lock = threading.Lock()
+        self.room = Mailroom(self._lock)
+        self._numbers = count()
+        self._number_of: dict[str, int] = {}
+        self._assemblies: dict[int, Assembly] = {}
+        self._accepts = True
+        self._is_sound = True
+        self._last_stats: dict[str, int] = {}
+        atexit.register(self.stop)
+
+    # -- for callers, from any thread ----------------------------------------------------------------------------------
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were submitted here and have not ended."""
+        return len(self.room)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it takes requests and its last step did not fail."""
+        return self._accepts and self._is_sound and self._link.error is None
+
+    @property
+    def link(self) -> Link:
+        return self._link
+
+    def check(self, request: Request) -> None:
+        """Raises InvalidInputError for a request that the engine cannot serve; asks nobody."""
+        if request.request_id in self.room.mailboxes:
+            raise InvalidInputError(f"request_id {request.request_id!r} is in use")
+        check_crosses(request.sampling_params)
+        self.capacity.check(request)
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start and the state of queue and cache; once the engine is gone, the last that it told."""
+        self.check_thread()
+        with suppress(EngineLostError):
+            self._last_stats = self._link.ask(self._model)
+        return self._last_stats
+
+    def submit(self, request: Request) -> RequestStream:
+        """Queues a request made by an intake; call it inside an event loop."""
+        self.check_thread()
+        check_crosses(request.sampling_params)
+        number = next(self._numbers)
+        add = add_of(self._model, number, request)
+        if len(add.token_ids) > LARGEST // 2:
+            raise InvalidInputError(f"prompt is too large to be sent to the engine: {len(add.token_ids) // 8} tokens")
+        with self._lock:
+            if self._link.error is not None and self._accepts:
+                raise self._link.error
+            if not self._accepts:
+                raise EngineClosedError("the engine has been shut down")
+            mailbox = self.room.open(request)
+            self._number_of[request.request_id] = number
+            self._assemblies[number] = Assembly(request, self._codec)
+            self._link.send(add)
+        return RequestStream(self, mailbox)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request in whatever state it is; its reader gets what there is, with finish_reason "abort".
+
+        Takes no lock, since Python may call it from a destructor at any moment.
+        """
+        number = self._number_of.get(request_id)
+        if number is not None:
+            self._link.send(Abort(self._model, number))
+
+    def abort_all(self) -> None:
+        for request_id in list(self.room.mailboxes):
+            self.abort(request_id)
+
+    async def shutdown(self, grace_seconds: float = 0.0) -> None:
+        """Refuses new requests, lets running ones go on for the grace time, aborts the rest, ends the process."""
+        self.check_thread()
+        self.close_intake()
+        deadline = asyncio.get_running_loop().time() + grace_seconds
+        while self.room.mailboxes and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(self.stop)
+
+    def close_intake(self) -> None:
+        """Refuses every new request with EngineClosedError from now on."""
+        with self._lock:
+            self._accepts = False
+
+    def stop(self) -> None:
+        """Aborts unfinished requests and ends the engine's process, if it is ours; returns when it has ended."""
+        self.close_intake()
+        atexit.unregister(self.stop)
+        self._link.close()
+
+    def check_thread(self) -> None:
+        if self._link.is_reader:
+            raise EngineBusyError(
+                "the thread that reads the engine's outputs cannot wait for them: score functions must not call the "
+                "engine whose outputs they rank (a second engine may be called)"
+            )
+
+    # -- the reader's thread -------------------------------------------------------------------------------------------
+
+    def receive(self, message: Told | Failed | Soundness) -> None:
+        match message:
+            case Told():
+                self._is_sound = True
+                self._take(message)
+            case Failed():
+                error = own_error_of(message.kind, message.text)
+                self._forget(message.numbers, error)
+            case Soundness():
+                self._is_sound = message.is_sound
+
+    def lose(self, error: EngineLostError) -> None:
+        numbers = list(self._assemblies)
+        self._forget(numbers, error if self._accepts else EngineClosedError("the engine has been shut down"))
+
+    def _take(self, told: Told) -> None:
+        """Outputs of all requests that the step did something for, in the order of their first tokens."""
+        for begun in told.begun:
+            if begun.number in self._assemblies:
+                self._assemblies[begun.number].begin(begun)
+        reports, mixtures = dict(told.reports), dict(told.mixtures)
+        ends = {row: (reason, stop_reason) for row, reason, stop_reason in told.ends}
+        grown: dict[int, Assembly] = {}
+        columns = (integers_of(told.numbers), integers_of(told.children), integers_of(told.token_ids))
+        for row, (number, child, token_id, logprob) in enumerate(zip(*columns, floats_of(told.logprobs), strict=True)):
+            assembly = self._assemblies.get(number)
+            if assembly is None:
+                continue
+            report = report_of(reports[row]) if row in reports else None
+            assembly.take(child, token_id, logprob, report=report, mixture=mixtures.get(row), end=ends.get(row))
+            grown[number] = assembly
+        outputs = []
+        for message in told.outputs:
+            assembly = self._assemblies.get(message.number)
+            if assembly is None:
+                continue
+            if message.finished:
+                del self._assemblies[message.number]
+                self._number_of.pop(assembly.request.request_id, None)
+            if assembly.is_told:
+                assembly.end(message)
+                grown[message.number] = assembly
+            else:
+                outputs.append(assembly.whole(message))
+        outputs += [assembly.told() for assembly in grown.values()]
+        self.room.deliver(outputs)
+
+    def _forget(self, numbers: list[int], error: RamifyError) -> None:
+        mailboxes = []
+        for number in numbers:
+            assembly = self._assemblies.pop(number, None)
+            if assembly is not None:
+                self._number_of.pop(assembly.request.request_id, None)
+                mailboxes.append(self.room.mailboxes[assembly.request.request_id])
+        self.room.fail(mailboxes, error)
