@@ -11,7 +11,10 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
+from ramify.async_llm import AsyncLLM
 from ramify.config import DEFAULT_MODEL, MixtureConfig
+from ramify.drive.async_engine import AsyncEngine
+from ramify.engine.core import EngineCore
 from ramify.server.app import app_of
 from ramify.server.config import PairConfig, ServerConfig
 from ramify.server.listening import Gate, protocol_behind
@@ -44,6 +47,14 @@ def serving(app: FastAPI, *, max_header_bytes: int = 16 * 2**10, send_buffer: in
     server.should_exit = True
     thread.join(timeout=30)
     assert not thread.is_alive(), "the server does not end"
+
+
+def core_of(llm: AsyncLLM) -> EngineCore:
+    """The core of an engine in this process."""
+    assert isinstance(llm.engine, AsyncEngine)
+    core = llm.engine._core
+    assert isinstance(core, EngineCore)
+    return core
 
 
 def mixture_app() -> FastAPI:

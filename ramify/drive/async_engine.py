@@ -19,6 +19,7 @@ import threading
 
 from ramify.drive.core_loop import Core, CoreLoop, fault_of
 from ramify.drive.mailroom import Mailbox, Mailroom, RequestStream
+from ramify.engine.observations import EngineState
 from ramify.engine.request import Request
 from ramify.errors import EngineBusyError, EngineClosedError, EngineFaultError, RamifyError
 from ramify.outputs import RequestOutput
@@ -48,6 +49,10 @@ class AsyncEngine(CoreLoop):
     def is_sound(self) -> bool:
         """Whether it takes requests and its last step did not fail."""
         return self._accepts and self._is_sound and self._thread.is_alive()
+
+    async def state(self) -> EngineState:
+        """All that metrics tell of it."""
+        return EngineState(self.stats(), self.num_unfinished, self.observations)
 
     def submit(self, request: Request) -> RequestStream:
         """Queues a request made by an intake; call it inside an event loop."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ramify.engine.metrics import IterationStats
+from ramify.engine.observations import Observations
 from ramify.engine.request import Request
 from ramify.errors import EngineFaultError
 from ramify.outputs import RequestOutput
@@ -54,7 +55,8 @@ class CoreLoop(ABC):
         self._lock = threading.Lock()
         self._called = threading.Condition(self._lock)
         self._inbox: deque[Callable[[], None]] = deque()
-        self._observers: list[Observer] = []
+        self.observations = Observations()
+        self._observers: list[Observer] = [self.observations]
         self._stops = False
         self._is_sound = True  # whether the last step did not fail
 

@@ -142,7 +142,7 @@ class EngineServer:
             case Abort():
                 host.do(lambda: host.abort(name_of(connection, message.number)))
             case Ask():
-                connection.send([Answer(message.ticket, host.stats())])
+                connection.send([Answer(message.ticket, host.state())])
 
     def _dismiss(self, connection: Connection) -> None:
         """Waits until what a front asked for is aborted and told."""

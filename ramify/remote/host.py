@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ramify.drive.core_loop import CoreLoop
 from ramify.engine.core import EngineCore
+from ramify.engine.observations import EngineState
 from ramify.engine.request import Request
 from ramify.engine.search.advance import Continuation
 from ramify.engine.search.child import Child
@@ -138,6 +139,10 @@ class ModelHost(CoreLoop):
         with self._lock:
             self._inbox.append(act)
             self._called.notify()
+
+    def state(self) -> EngineState:
+        """From any thread."""
+        return EngineState(self.stats(), len(self._guests), self.observations)
 
     def stop(self) -> None:
         with self._lock:

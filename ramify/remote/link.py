@@ -17,6 +17,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, Protocol
 
+from ramify.engine.observations import EngineState
 from ramify.errors import EngineLostError, ProtocolError
 from ramify.remote.engine_process import EngineProcess
 from ramify.remote.frames import frame_of, read_frame
@@ -60,7 +61,7 @@ class Link:
         self._receivers: list[Receiver] = []
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._tickets = count()
-        self._answers: dict[int, queue.SimpleQueue[dict[str, int] | None]] = {}
+        self._answers: dict[int, queue.SimpleQueue[EngineState | None]] = {}
         self._lock = threading.Lock()
         self._is_leaving = False
         self._listeners: list[Callable[[EngineLostError], None]] = []
@@ -102,21 +103,21 @@ class Link:
         """Takes no lock, since Python may call it from a destructor at any moment."""
         self._outbox.put(message)
 
-    def ask(self, model: int) -> dict[str, int]:
-        """The engine's counters, as they are now. Raises EngineLostError where nobody answers."""
+    def ask(self, model: int) -> EngineState:
+        """The engine's state, as it is now. Raises EngineLostError where nobody answers."""
         ticket = next(self._tickets)
         answer = self._answers[ticket] = queue.SimpleQueue()
         try:
             if self.error is not None:
                 raise self.error
-            self.send(Ask(model, ticket, "stats"))
+            self.send(Ask(model, ticket))
             try:
-                value = answer.get(timeout=_SECONDS_TO_ANSWER)
+                state = answer.get(timeout=_SECONDS_TO_ANSWER)
             except queue.Empty:
                 raise EngineLostError("the engine's process does not answer") from None
-            if value is None:
+            if state is None:
                 raise self.error or EngineLostError("the engine's process is gone")
-            return value
+            return state
         finally:
             self._answers.pop(ticket, None)
 
@@ -171,7 +172,7 @@ class Link:
             case Answer():
                 waiting = self._answers.get(message.ticket)
                 if waiting is not None:
-                    waiting.put(message.value)
+                    waiting.put(message.state)
             case Said():
                 _log_said(message)
             case _:

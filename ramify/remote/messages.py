@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from ramify.engine.observations import EngineState
 from ramify.errors import ProtocolError
 from ramify.outputs import FinishReason, MixtureReport, Standing
 
@@ -83,7 +84,6 @@ class Ask(Message):
 
     model: int
     ticket: int
-    about: Literal["stats"]
 
 
 class Leave(Message):
@@ -227,7 +227,7 @@ class Soundness(Message):
 
 class Answer(Message):
     ticket: int
-    value: dict[str, int]
+    state: EngineState
 
 
 ToEngine = Add | Abort | Ask | Leave

@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from contextlib import suppress
 from itertools import count
 
 from ramify.drive.mailroom import Mailroom, RequestStream
 from ramify.engine.capacity import Capacity
+from ramify.engine.observations import EngineState
 from ramify.engine.request import Request
 from ramify.errors import EngineBusyError, EngineClosedError, EngineLostError, InvalidInputError, RamifyError
 from ramify.remote.assembly import Assembly
@@ -41,7 +41,7 @@ class RemoteEngine:
         self._assemblies: dict[int, Assembly] = {}
         self._accepts = True
         self._is_sound = True
-        self._last_stats: dict[str, int] = {}
+        self._last_state: EngineState | None = None
         atexit.register(self.stop)
 
     # -- for callers, from any thread ----------------------------------------------------------------------------------
@@ -69,10 +69,20 @@ class RemoteEngine:
 
     def stats(self) -> dict[str, int]:
         """Counters since the start and the state of queue and cache; once the engine is gone, the last that it told."""
+        return self._ask().stats
+
+    async def state(self) -> EngineState:
+        """All that metrics tell of the engine, of everybody's requests."""
+        return await asyncio.to_thread(self._ask)
+
+    def _ask(self) -> EngineState:
         self.check_thread()
-        with suppress(EngineLostError):
-            self._last_stats = self._link.ask(self._model)
-        return self._last_stats
+        try:
+            self._last_state = self._link.ask(self._model)
+        except EngineLostError:
+            if self._last_state is None:
+                raise
+        return self._last_state
 
     def submit(self, request: Request) -> RequestStream:
         """Queues a request made by an intake; call it inside an event loop."""

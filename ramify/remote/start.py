@@ -106,4 +106,6 @@ def join(
         for index, (each, capacity) in enumerate(zip(prepared, capacities, strict=True))
     ]
     link.start(list(engines))
+    for engine in engines:
+        engine.stats()  # so that there is something to tell whatever becomes of the engine's process
     return [Joined(*pair) for pair in zip(prepared, engines, strict=True)]

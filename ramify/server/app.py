@@ -50,7 +50,6 @@ def app_of(service: Service) -> FastAPI:
         redoc_url=None,
     )
     metrics = ServerMetrics(service)
-    service.when_opened(metrics.listen_to)
     app.state.service = service
     handle_failures(app)
     app.include_router(completion_routes(service))
@@ -102,6 +101,6 @@ def _state_routes(service: Service, metrics: ServerMetrics) -> APIRouter:
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}, **failures(401)})
     async def show_metrics() -> Response:
         """Counters, gauges and histograms in Prometheus' text format."""
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from ramify.engine.metrics import IterationStats
-from ramify.outputs import RequestOutput
-from ramify.server.service import ServedModel, Service
+from ramify.engine.observations import SECONDS, TOKENS, Distribution, EngineState
+from ramify.server.service import Service
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_TOKENS = (1, 4, 16, 64, 256, 1_024, 4_096, 16_384, 65_536)
 # Counters and gauges of an engine's `stats()`: (its key, our name, what it says).
 _COUNTERS = (
     ("steps", "ramify_steps", "Engine steps."),
@@ -31,8 +29,20 @@ _GAUGES = (
 )
 
 
+# Distributions of an engine's observations: (its field, our name, what it says, bounds).
+_DISTRIBUTIONS = (
+    ("first", "ramify_time_to_first_token_seconds", "From arrival to the first token. Seconds.", SECONDS),
+    ("between", "ramify_inter_token_latency_seconds", "From one token of a sample to the next. Seconds.", SECONDS),
+    ("queued", "ramify_queue_time_seconds", "From arrival to the first step. Seconds.", SECONDS),
+    ("whole", "ramify_e2e_request_latency_seconds", "From arrival to the end. Seconds.", SECONDS),
+    ("prompts", "ramify_request_prompt_tokens", "Tokens of prompts.", TOKENS),
+    ("outputs", "ramify_request_generated_tokens", "Tokens of returned samples, all of a request.", TOKENS),
+)
+States = list[tuple[str, EngineState]]  # of each model, by its name
+
+
 class ServerMetrics:
-    """Counts HTTP answers, listens to the engines, and asks them for their state when metrics are read."""
+    """Counts HTTP answers, and asks the engines for all else when metrics are read."""
 
     def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()
@@ -43,88 +53,52 @@ class ServerMetrics:
             ["method", "route", "status"],
             registry=self.registry,
         )
-        self._first = self._seconds("ramify_time_to_first_token_seconds", "From arrival to the first token.")
-        self._between = self._seconds("ramify_inter_token_latency_seconds", "From one token of a sample to the next.")
-        self._queued = self._seconds("ramify_queue_time_seconds", "From arrival to the first step.")
-        self._whole = self._seconds("ramify_e2e_request_latency_seconds", "From arrival to the end.")
-        self._prompts = Histogram(
-            "ramify_request_prompt_tokens",
-            "Tokens of prompts.",
-            ["model"],
-            buckets=_TOKENS,
-            registry=self.registry,
-        )
-        self._outputs = Histogram(
-            "ramify_request_generated_tokens",
-            "Tokens of returned samples, all of a request.",
-            ["model"],
-            buckets=_TOKENS,
-            registry=self.registry,
-        )
-        self._ends = Counter(
-            "ramify_requests",
-            "Prompts that ended, by the reason of their first sample.",
-            ["model", "finish_reason"],
-            registry=self.registry,
-        )
-        self.registry.register(self)
 
-    def _seconds(self, name: str, what: str) -> Histogram:
-        return Histogram(name, f"{what} Seconds.", ["model"], buckets=_SECONDS, registry=self.registry)
+    async def text(self) -> bytes:
+        states = [(model.name, await model.engine.state()) for model in self._service.models.values()]
+        engines = CollectorRegistry()
+        engines.register(_Engines(states))
+        return generate_latest(self.registry) + generate_latest(engines)
 
-    def listen_to(self, model: ServedModel) -> None:
-        model.engine.observe(_Listener(self, model.name))
 
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
+class _Engines:
+    """What the engines told, as metrics."""
+
+    def __init__(self, states: States) -> None:
+        self._states = states
 
     def collect(self) -> Iterator[Metric]:
-        states = [(model, model.engine.stats()) for model in self._service.models.values()]
+        for field, name, what, bounds in _DISTRIBUTIONS:
+            histogram = HistogramMetricFamily(name, what, labels=["model"])
+            for model, state in self._states:
+                values: Distribution = getattr(state.observations, field)
+                below = accumulate(values.counts)
+                buckets = [(str(float(bound)), float(next(below))) for bound in bounds]
+                histogram.add_metric([model], [*buckets, ("+Inf", float(sum(values.counts)))], values.total)
+            yield histogram
+        ends = CounterMetricFamily(
+            "ramify_requests",
+            "Prompts that ended, by the reason of their first sample.",
+            labels=["model", "finish_reason"],
+        )
+        for model, state in self._states:
+            for reason, number in state.observations.ends.items():
+                ends.add_metric([model, reason], number)
+        yield ends
         for key, name, what in _COUNTERS:
             counter = CounterMetricFamily(name, what, labels=["model"])
-            for model, state in states:
-                counter.add_metric([model.name], state[key])
+            for model, state in self._states:
+                counter.add_metric([model], state.stats[key])
             yield counter
         for key, name, what in _GAUGES:
             gauge = GaugeMetricFamily(name, what, labels=["model"])
-            for model, state in states:
-                gauge.add_metric([model.name], state[key])
+            for model, state in self._states:
+                gauge.add_metric([model], state.stats[key])
             yield gauge
         unfinished = GaugeMetricFamily("ramify_requests_unfinished", "Prompts that run or wait.", labels=["model"])
         usage = GaugeMetricFamily("ramify_cache_usage_ratio", "Share of the KV cache in use.", labels=["model"])
-        for model, state in states:
-            unfinished.add_metric([model.name], model.engine.num_unfinished)
-            usage.add_metric([model.name], state["blocks_in_use"] / state["blocks_total"])
+        for model, state in self._states:
+            unfinished.add_metric([model], state.num_unfinished)
+            usage.add_metric([model], state.stats["blocks_in_use"] / state.stats["blocks_total"])
         yield unfinished
         yield usage
-
-
-class _Listener:
-    """Hears what one model's engine reports, in the engine's thread."""
-
-    def __init__(self, metrics: ServerMetrics, name: str) -> None:
-        self._first = metrics._first.labels(name)
-        self._between = metrics._between.labels(name)
-        self._queued = metrics._queued.labels(name)
-        self._whole = metrics._whole.labels(name)
-        self._prompts = metrics._prompts.labels(name)
-        self._outputs = metrics._outputs.labels(name)
-        self._ends = metrics._ends
-        self._name = name
-
-    def stepped(self, step: IterationStats) -> None:
-        for histogram, values in (
-            (self._queued, step.queue_times),
-            (self._first, step.time_to_first_tokens),
-            (self._between, step.inter_token_latencies),
-        ):
-            for value in values:
-                histogram.observe(value)
-
-    def ended(self, output: RequestOutput) -> None:
-        reason = next((sample.finish_reason for sample in output.outputs if sample.finish_reason is not None), None)
-        self._ends.labels(self._name, "abort" if reason is None else reason.value).inc()
-        self._prompts.observe(len(output.prompt_token_ids))
-        self._outputs.observe(sum(len(sample.token_ids) for sample in output.outputs))
-        if output.metrics is not None and output.metrics.finished_time is not None:
-            self._whole.observe(output.metrics.finished_time - output.metrics.arrival_time)

@@ -22,6 +22,7 @@ from ramify.server.failures import Failure
 
 if TYPE_CHECKING:
     from ramify.async_llm import AsyncLLM  # brings torch
+    from ramify.remote.remote_engine import RemoteEngine
 
 _log = logging.getLogger(__name__)
 # What anybody may read at /health of what loading says: other lines may name files of this machine.
@@ -33,7 +34,7 @@ class ServedModel:
     """A model under the name clients know it by."""
 
     name: str
-    engine: AsyncEngine
+    engine: AsyncEngine | RemoteEngine
     intake: Intake
     max_model_len: int
     mixed: tuple[str, str] | None = None  # of a mixture: the names of teacher and student

@@ -107,7 +107,7 @@ def test_after_shutdown_requests_are_refused() -> None:
 
 def test_an_engine_that_is_lost_ends_its_thread() -> None:
     llm = AsyncLLM(**OPTIONS)
-    thread = llm.engine._thread
+    thread = llm.engine._thread  # type: ignore[union-attr]
     del llm
     gc.collect()
     thread.join(timeout=30)

@@ -16,7 +16,7 @@ import pytest
 from ramify import LLM, AsyncLLM, SamplingParams
 from ramify.server.app import create_app
 from tests.conftest import CheckpointMaker
-from tests.serving import serving
+from tests.serving import core_of, serving
 
 TOKENS = 8
 
@@ -177,7 +177,7 @@ def test_two_hundred_clients_that_leave_take_everything_with_them(llm: AsyncLLM,
 
 def test_a_client_that_leaves_frees_its_blocks_within_one_step(llm: AsyncLLM) -> None:
     """Two requests run; one leaves. Once its abort was called for, at most the step under way still sees it."""
-    core = llm.engine._core
+    core = core_of(llm)
     counted: list[int] = []
     abort = llm.engine.abort
 

@@ -17,7 +17,7 @@ import pytest
 from ramify import AsyncLLM
 from ramify.server.app import create_app
 from ramify.server.config import ServerConfig
-from tests.serving import serving
+from tests.serving import core_of, serving
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -442,7 +442,7 @@ def test_a_fault_of_the_engine_is_a_500_and_shows_in_health(llm: AsyncLLM, monke
 
     with serving(create_app(llm)) as url:
         with monkeypatch.context() as patch:
-            patch.setattr(llm.engine._core.device, "launch", broken)  # type: ignore[attr-defined]
+            patch.setattr(core_of(llm).device, "launch", broken)
             error = refused(httpx.post(url + COMPLETIONS, json={"prompt": "x"}, timeout=60), 500)
             assert error["code"] == "engine_fault"
             streamed = httpx.post(url + COMPLETIONS, json={"prompt": "x", "stream": True}, timeout=60).text
