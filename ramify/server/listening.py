@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ramify.errors import InvalidInputError
 from ramify.server.config import ServerConfig
 from ramify.server.failures import Failure
+from ramify.server.limits import Limits
 from ramify.server.pipe import give_pipe
 
 _log = logging.getLogger(__name__)
@@ -84,18 +85,23 @@ def room_for_connections(config: ServerConfig, file_limit: int) -> int:
 
 
 class Gate:
-    """Counts connections. Tells once when there is no more room, and once when there is again."""
+    """Counts connections. Tells once when there is no more room, and once when there is again.
 
-    def __init__(self, most: int) -> None:
+    At most `most` over all processes that share the limits, and `most_here` in this one (default: the same).
+    """
+
+    def __init__(self, most: int, most_here: int | None = None, limits: Limits | None = None) -> None:
         self.most = most
-        self.num_open = 0
+        self.num_open = 0  # here
+        self._most_here = most if most_here is None else most_here
+        self._limits = limits if limits is not None else Limits.create(by_client=False)
         self.num_lingering = 0
         self._num_refused = 0
         self._is_starved = False
 
     def enter(self) -> bool:
         """Whether there is room for one more, which is then taken."""
-        if self.num_open >= self.most:
+        if self.num_open >= self._most_here or not self._limits.connect(self.most):
             if not self._num_refused:
                 _log.warning("%d connections are open, and no more are taken (--max-connections)", self.most)
             self._num_refused += 1
@@ -106,7 +112,8 @@ class Gate:
 
     def leave(self) -> None:
         self.num_open -= 1
-        if self._num_refused and self.num_open <= self.most * 9 // 10:
+        self._limits.disconnect()
+        if self._num_refused and self.num_open <= self._most_here * 9 // 10:
             _log.warning("connections are taken again; %d were refused", self._num_refused)
             self._num_refused = 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from ramify.errors import EngineClosedError
 from ramify.sampling_params import SamplingParams
 from ramify.server.config import ServerConfig
 from ramify.server.failures import Failure
+from ramify.server.limits import Limits
 
 if TYPE_CHECKING:
     from ramify.async_llm import AsyncLLM  # brings torch
@@ -67,15 +67,20 @@ def public_name(model: str) -> str:
     return str(path) if is_hub_id else path.name
 
 
+def limits_of(config: ServerConfig, num_processes: int = 1) -> Limits:
+    return Limits.create(by_client=config.max_queue_per_client is not None, num_processes=num_processes)
+
+
 class Service:
     """Not ready until it is opened with its models."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, limits: Limits | None = None) -> None:
+        """`limits` are shared with other processes of the server, if there are any."""
         self.config = config
+        self.limits = limits if limits is not None else limits_of(config)
         self.models: dict[str, ServedModel] = {}
         self.is_draining = False
         self._progress = "loading"
-        self._prompts_of: Counter[str] = Counter()
         self._listeners: list[Callable[[ServedModel], None]] = []
 
     def open(self, models: Sequence[ServedModel]) -> None:
@@ -141,18 +146,16 @@ class Service:
     def room_for(self, num_prompts: int, client: str) -> Iterator[None]:
         """Counts the prompts against the queue's limits while the block runs."""
         most, most_of_one = self.config.max_queue, self.config.max_queue_per_client
-        if self.num_unfinished + num_prompts > most:
+        what = self.limits.take(num_prompts, client, most, most_of_one)
+        if what == "queue":
             raise Failure(
                 429, f"the queue is full ({most} prompts): try later", code="queue_full", headers={"Retry-After": "1"}
             )
-        if most_of_one is not None and self._prompts_of[client] + num_prompts > most_of_one:
-            unfinished = self._prompts_of[client]
+        if what == "client":
+            unfinished = self.limits.num_prompts_of(client)
             message = f"this client has {unfinished} prompts running or waiting; {most_of_one} are allowed"
             raise Failure(429, message, code="client_queue_full", headers={"Retry-After": "1"})
-        self._prompts_of[client] += num_prompts
         try:
             yield
         finally:
-            self._prompts_of[client] -= num_prompts
-            if not self._prompts_of[client]:
-                del self._prompts_of[client]
+            self.limits.give_back(num_prompts, client)
