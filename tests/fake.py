@@ -139,7 +139,7 @@ class FakeDevice(DeviceStep):
         )
 
     def launch(self, plan: Plan) -> Ticket:
-        self.plans.append(plan)
+        self.plans.append(plan.spelled_out())
         return super().launch(plan)
 
     def num_tokens(self, plan: Plan) -> int:

@@ -139,6 +139,7 @@ class DeviceStep:
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Ticket:
+        plan = plan.spelled_out()
         for lane, work in zip(self.lanes, plan.works, strict=True):
             lane.layers.pool.move(work)
         if not any(work.chunks for work in plan.works):

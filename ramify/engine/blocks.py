@@ -75,6 +75,11 @@ class BlockManager:
         table, index = self._frozen.get(key, ()), position // self.block_size
         return table if index < len(table) and self._counts[table[index]] == 1 else None
 
+    def is_shared(self, key: str) -> bool:
+        """Whether other tracks hold its first block too; who does not share that one shares none."""
+        table = self._frozen.get(key, ())
+        return bool(table) and self._counts[table[0]] > 1
+
     def num_new_blocks(self, key: str, start: int, end: int) -> int:
         """How many blocks `extend(key, start, end)` would take."""
         table = self._tables.get(key, ())

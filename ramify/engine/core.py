@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,10 +16,10 @@ from ramify.engine.demands import Demands
 from ramify.engine.metrics import EngineMetrics, IterationStats
 from ramify.engine.plan import NOT_FINITE, Draw, Plan, PromptReport, Row, StepResult, Ticket, quickly
 from ramify.engine.request import Request
-from ramify.engine.schedule import Schedule
+from ramify.engine.schedule import GoingOn, Schedule
 from ramify.engine.scheduler import Scheduler
 from ramify.engine.search.advance import Candidates, Continuation
-from ramify.engine.search.child import Child
+from ramify.engine.search.child import Child, append_all
 from ramify.engine.search.group import Group, Ledger
 from ramify.engine.search.logprob_rows import Decode
 from ramify.engine.sequence import Sequence
@@ -59,7 +59,22 @@ class Launched:
 
     schedule: Schedule
     plan: Plan
+    drawing: list[Sequence]  # of each of the plan's own draws, the sequence that it continues
     ticket: Ticket
+
+    @property
+    def num_going_on(self) -> int:
+        """Whose draws come before the plan's own in the result."""
+        return 0 if self.plan.onward is None else len(self.plan.onward.members)
+
+    def draws_one_by_one(self, result: StepResult) -> Iterator[tuple[int, Draw]]:
+        """Draws that are recorded by themselves, with their places in the result: all of them if some failed."""
+        going_on = self.schedule.going_on
+        if going_on is not None:
+            members, positions = going_on.onward.members, going_on.onward.positions
+            for index in range(len(members)) if result.faults else sorted(going_on.apart):
+                yield index, members[index].draw(int(positions[index]), index)
+        yield from enumerate(self.plan.draws, start=self.num_going_on)
 
 
 class EngineCore:
@@ -162,10 +177,10 @@ class EngineCore:
         try:
             self.last_step = IterationStats(timestamp=self.clock())
             now, self._under_way = self._under_way or self._launch(self.scheduler.schedule()), None
-            if self.device.runs_ahead and now.schedule.sequences and not now.schedule.is_short:
+            if self.device.runs_ahead and not now.schedule.is_empty and not now.schedule.is_short:
                 self._expect(now)
                 ahead = self.scheduler.schedule(may_preempt=False)
-                self._under_way = self._launch(ahead) if ahead.sequences else None
+                self._under_way = None if ahead.is_empty else self._launch(ahead)
             outputs = self._record(now, now.ticket())
         except BaseException:
             with suppress(Exception):  # the caller hears what broke the step; the next act tries this again
@@ -175,27 +190,32 @@ class EngineCore:
         return outputs
 
     def _launch(self, schedule: Schedule) -> Launched:
-        plan = self._plan(schedule)
-        return Launched(schedule, plan, self.device.launch(plan))
+        plan, drawing = self._plan(schedule)
+        return Launched(schedule, plan, drawing, self.device.launch(plan))
 
     def _expect(self, launched: Launched) -> None:
         """Before the result is known: one more token for those that just go on, a pause for those that may change."""
         by_kernels = self.device.looks_back
-        for sequence, _, caught_up in launched.schedule.sequences:
-            if not caught_up or sequence.is_finished():
+        self.scheduler.stop_those_at_their_end()
+        drawn = zip(launched.plan.draws, launched.drawing, strict=True)
+        for number, (draw, sequence) in enumerate(drawn, start=launched.num_going_on):
+            if sequence.is_finished():
                 continue
-            demands = self._groups[sequence.request_id].demands
-            length = len(sequence.data.output_token_ids)
-            forks = not length and demands.num_first_draws > 1
+            demands = draw.demands
+            forks = not draw.position and demands.num_first_draws > 1
             may_run_ahead = demands.may_run_ahead_by_kernels if by_kernels else demands.may_run_ahead
-            if may_run_ahead and not forks and length + 1 < demands.longest_output:
-                sequence.num_pending = 1
+            if may_run_ahead and not forks and draw.position + 1 < demands.longest_output:
+                group = self._groups[sequence.request_id]
+                child = group.children[sequence.child]
+                self.scheduler.go_on_unseen(sequence, child, demands, number, is_quiet=group.is_quiet)
             else:
                 sequence.is_blocked = True
 
-    def _plan(self, schedule: Schedule) -> Plan:
+    def _plan(self, schedule: Schedule) -> tuple[Plan, list[Sequence]]:
+        """What is asked of the device, and the sequences that its draws continue."""
         now = self.last_step.timestamp
         draws: list[Draw] = []
+        drawing: list[Sequence] = []
         reports: list[PromptReport] = []
         for sequence, rows, caught_up in schedule.sequences:
             request_id = sequence.request_id
@@ -212,7 +232,9 @@ class EngineCore:
             position = len(output) + sequence.num_pending
             for child in (parent,) if position else range(demands.num_first_draws):
                 draws.append(quickly(Draw, (request_id, parent, child, position, rows, demands, output)))
-        return Plan(schedule.works, draws, reports)
+                drawing.append(sequence)
+        onward = None if schedule.going_on is None else schedule.going_on.onward
+        return Plan(schedule.works, draws, reports, onward), drawing
 
     def _record(self, launched: Launched, result: StepResult) -> list[RequestOutput]:
         now = self.clock()
@@ -220,9 +242,11 @@ class EngineCore:
             sequence.num_pending, sequence.is_blocked = 0, False
         self._count(launched.schedule)
         outputs = self._record_prompts(launched, result)
+        if launched.schedule.going_on is not None:
+            outputs += self._record_going_on(launched.schedule.going_on, result, now)
         drawn: dict[str, list[Candidates]] = {}
         faults: dict[str, str] = {}
-        for index, draw in enumerate(launched.plan.draws):
+        for index, draw in launched.draws_one_by_one(result):
             group = self._groups.get(draw.request_id)
             parent = None if group is None else group.awaits(draw)
             if group is None or parent is None:
@@ -249,6 +273,25 @@ class EngineCore:
             outputs += self._due(group)
         in_use = sum(manager.num_in_use for manager in self.scheduler.managers)
         self.metrics = self.metrics.after(self.last_step, in_use)
+        return outputs
+
+    def _record_going_on(self, going_on: GoingOn, result: StepResult, now: float) -> list[RequestOutput]:
+        """The tokens of those who just go on: all at once, and then only who may have ended is looked at."""
+        for child in going_on.children:
+            child.sequence.num_pending, child.sequence.is_blocked = 0, False
+        if result.faults:
+            return []
+        count, latency = append_all(going_on.quiet(), result, now)
+        self.last_step.num_generation_tokens += count
+        self.last_step.inter_token_latencies += [latency] * count
+        outputs: list[RequestOutput] = []
+        for index in going_on.may_end(result.token_ids):
+            child, demands = going_on.children[index], going_on.onward.members[index].demands
+            if child.finish_reason is None and child.check_end(result.token_ids[index], demands):
+                group = self._groups[child.sequence.request_id]
+                group.note_end(child)
+                self.scheduler.remove(child.sequence)
+                outputs += self._due(group)
         return outputs
 
     def _record_prompts(self, launched: Launched, result: StepResult) -> list[RequestOutput]:

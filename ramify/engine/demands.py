@@ -91,6 +91,11 @@ class Demands:
         return self.params.output_kind is not OutputKind.FINAL_ONLY
 
     @cached_property
+    def is_quiet(self) -> bool:
+        """Whether nobody sees an output before it has ended, and no text ends it: its tokens become text then."""
+        return not self.is_streamed and not self.params.stop_strings
+
+    @cached_property
     def is_watched(self) -> bool:
         return self.params.output_kind is OutputKind.GROWTH
 

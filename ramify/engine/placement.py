@@ -46,6 +46,11 @@ class Placement:
             for model, parts in extents.items()
         )
 
+    def most_new_blocks(self, gang: Gang, share: list[int]) -> int:
+        """How many blocks a share takes at most, whatever is shared: each begins and ends in the midst of one."""
+        counts = zip(gang.tracks(), share, strict=True)
+        return sum(self.managers[track.model].blocks_for(count) + 1 for (_, track), count in counts if count)
+
     def place(self, gang: Gang, share: list[int], schedule: Schedule) -> None:
         caught_up = not gang.restart and share == gang.missing()
         num_tracks = len(gang.sequences[0].tracks)

@@ -6,7 +6,7 @@ What is made for every row of every step is a NamedTuple: as frozen as a datacla
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +47,7 @@ class BlockCopy(NamedTuple):
 class SharedPrefix(NamedTuple):
     """Chunks whose tracks hold the same leading blocks, computed before this step: they may be read once for all.
 
-    `sharers` are always indices among the chunks of the work that this belongs to.
+    `sharers` are always indices among the chunks of the work that this belongs to, behind those who just go on.
     """
 
     num_blocks: int
@@ -94,6 +94,48 @@ class Draw(NamedTuple):
     output: Sequence[int] = ()
 
 
+class Member(NamedTuple):
+    """Who just goes on, a sequence of one track: what of it stays the same from step to step."""
+
+    key: str  # the track's name
+    request_id: str
+    child: int
+    num_prompt_tokens: int
+    demands: Demands
+    output: Sequence[int]  # what the host knows of it
+
+    def draw(self, position: int, index: int) -> Draw:
+        """The token after this position of its track, which the chunk of this index computes."""
+        row = (Row(0, index, 0),)
+        place = position + 1 - self.num_prompt_tokens
+        return Draw(self.request_id, self.child, self.child, place, row, self.demands, self.output)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Onward:
+    """Tracks of the first model that just go on: each computes the token that the step before drew for it, which the
+    host does not know yet, and draws the next one.
+
+    That is most of what there is to do in most steps, so it is told in columns, an entry for each member, and a step
+    costs what changed in it. Members are the same list for as long as nobody comes or leaves.
+    """
+
+    members: Sequence[Member]
+    changed: Sequence[int]  # where another member stands than in the step before, if that had members
+    positions: Integers  # (M,) what is computed
+    blocks: Integers  # (M,) of these positions
+    tables: Sequence[tuple[int, ...]]  # (M) the blocks of all positions up to these
+    sources: Integers  # (M,) which draw of the plan before drew the token
+
+    def draws(self) -> list[Draw]:
+        places = zip(self.members, self.positions.tolist(), strict=True)
+        return [member.draw(position, index) for index, (member, position) in enumerate(places)]
+
+    def chunks(self) -> list[Chunk]:
+        columns = zip(self.members, self.positions.tolist(), self.tables, strict=True)
+        return [Chunk((PENDING,), position, table, member.key) for member, position, table in columns]
+
+
 class PromptReport(NamedTuple):
     """Logprobs to report of `targets`, which follow this row and those after it, and of the likeliest tokens there."""
 
@@ -105,11 +147,31 @@ class PromptReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: every model's work, then what is drawn and reported from the logits it gives."""
+    """One step: every model's work, then what is drawn and reported from the logits it gives.
+
+    Who just goes on stands before all others: among the chunks of the first model that its shared prefixes name, and
+    among the draws in the result.
+    """
 
     works: Sequence[Work]
     draws: Sequence[Draw] = ()
     prompt_reports: Sequence[PromptReport] = ()
+    onward: Onward | None = None
+
+    def spelled_out(self) -> Plan:
+        """The same with a chunk and a draw for everyone."""
+        if self.onward is None:
+            return self
+        count = len(self.onward.members)
+
+        def behind(row: Row) -> Row:
+            return Row(row.model, row.chunk + count, row.offset) if row.model == 0 else row
+
+        draws = [draw._replace(rows=tuple(map(behind, draw.rows))) for draw in self.draws]
+        reports = [report._replace(first=behind(report.first)) for report in self.prompt_reports]
+        first, *others = self.works
+        whole = replace(first, chunks=[*self.onward.chunks(), *first.chunks])
+        return Plan([whole, *others], [*self.onward.draws(), *draws], reports)
 
 
 class TokenReport(NamedTuple):

@@ -13,11 +13,14 @@ from collections.abc import Sequence as Items
 
 from ramify.config import PreemptionMode
 from ramify.engine.blocks import BlockManager
+from ramify.engine.cohort import Cohort
+from ramify.engine.demands import Demands
 from ramify.engine.gang import Gang
 from ramify.engine.placement import ONE, Placement
 from ramify.engine.plan import Work
 from ramify.engine.request import Request
 from ramify.engine.schedule import Schedule
+from ramify.engine.search.child import Child
 from ramify.engine.sequence import Order, Sequence, SequenceStatus
 from ramify.engine.shared_reads import SharedReads
 
@@ -41,7 +44,7 @@ class Scheduler:
         self.preemption_mode = preemption_mode
         self._num_arrived = 0
         self._placement = Placement(managers)
-        self._shared_reads = [SharedReads(manager.block_size) for manager in managers]
+        self._shared_reads = [SharedReads(manager) for manager in managers]
         self._forget_sequences()
 
     def reset(self) -> None:
@@ -53,12 +56,14 @@ class Scheduler:
     def _forget_sequences(self) -> None:
         self.running: list[Gang] = []  # both lists stand in order
         self.waiting: list[Gang] = []
+        self._loose: list[Gang] = []  # those that run outside the cohort, in order
+        self._cohort = Cohort(self.managers[0])
         self._gang_of: dict[str, Gang] = {}
-        self._rows_changed()
+        self._look_for_sharing()
 
     @property
     def num_running(self) -> int:
-        return sum(gang.size for gang in self.running)
+        return len(self._cohort) + sum(gang.size for gang in self._loose)
 
     @property
     def num_waiting(self) -> int:
@@ -80,7 +85,7 @@ class Scheduler:
         """
         if not forks:
             return
-        self._rows_changed()
+        self._look_for_sharing()
         steps_together = self._gang_of[forks[0][0].seq_id].num_together is not None  # they are of one request
         room = 0 if steps_together else self.max_num_seqs - self.num_running
         for parent, child in forks:
@@ -93,7 +98,7 @@ class Scheduler:
                 child.order = (*child.order[:2], child.child)
                 gang = Gang(child)
                 if room > 0:
-                    insort(self.running, gang, key=_order)
+                    self._run(gang)
                 else:
                     self._wait(gang)
                 room -= 1
@@ -103,24 +108,58 @@ class Scheduler:
         """Frees everything a sequence holds, at once, in whatever state it is."""
         for track in sequence.tracks:
             self.managers[track.model].release(track.key)
+            self._shared_reads[track.model].leave(track.key)
         gang = self._gang_of.pop(sequence.seq_id, None)
         if gang is None:
             return
         if gang.restart and sequence is gang.sequences[0]:
             gang.restart = []  # nobody to fork from any more: the others start by themselves
-        if len(gang.sequences) == 1 and not _take_out(self.running, gang):
+        if len(gang.sequences) == 1 and not self._take_out_running(gang):
             _take_out(self.waiting, gang)
         gang.sequences.remove(sequence)
-        self._rows_changed()
+
+    # -- the cohort ------------------------------------------------------------------------------------------
+
+    def go_on_unseen(
+        self, sequence: Sequence, child: Child, demands: Demands, source: int, *, is_quiet: bool
+    ) -> None:
+        """The next step may compute the token that the draw `source` of the step under way draws for a sequence.
+
+        is_quiet: nobody looks at its tokens as they come.
+        """
+        sequence.num_pending = 1
+        if len(self.managers) == len(sequence.tracks) == 1:
+            _take_out(self._loose, self._gang_of[sequence.seq_id])
+            self._cohort.join(sequence, child, demands, source, is_quiet=is_quiet)
+
+    def stop_those_at_their_end(self) -> None:
+        """Whose token under way is the last one waits for that to be known."""
+        for sequence in self._cohort.those_at_their_end():
+            sequence.is_blocked = True
+            self._cohort.leave(sequence)
+            insort(self._loose, self._gang_of[sequence.seq_id], key=_order)
+
+    def _dissolve_cohort(self, *, num_pending: int) -> None:
+        """Everyone is looked at alone."""
+        if len(self._cohort):
+            for sequence in self._cohort.dissolve():
+                sequence.num_pending = num_pending
+            self._loose = list(self.running)
 
     # -- one step --------------------------------------------------------------------------------------------
 
     def schedule(self, *, may_preempt: bool = True) -> Schedule:
         """Decides a step. While another is under way nobody can be preempted: it may be about to fork or end."""
-        schedule = Schedule(self.max_num_batched_tokens, [Work() for _ in self.managers])
-        shares = self._share_budget(schedule)
-        num_decodes = 0
-        for gang in list(self.running):
+        if may_preempt:
+            self._dissolve_cohort(num_pending=0)
+        schedule, shares = self._share_budget()
+        if len(self._cohort) and not self._has_room_for_all(shares):
+            self._dissolve_cohort(num_pending=1)
+            schedule, shares = self._share_budget()
+        if len(self._cohort):
+            schedule.going_on = self._cohort.go_on(schedule.works[0].copies)
+        num_decodes = len(self._cohort)
+        for gang in list(self._loose):
             if gang not in shares or (schedule.num_preempted and gang.status is not SequenceStatus.RUNNING):
                 continue
             if shares[gang] == ONE and self._placement.place_decode(gang.sequences[0], schedule):
@@ -133,21 +172,33 @@ class Scheduler:
         schedule.tracks[0].num_positions += num_decodes
         if not schedule.is_short:
             self._admit(schedule)
+        onward = None if schedule.going_on is None else schedule.going_on.onward
         for work, shared_reads in zip(schedule.works, self._shared_reads, strict=True):
             # Who was swapped out in this step may then have given up its host blocks too, and another got them.
             work.swaps_out = list({copy.target: copy for copy in work.swaps_out}.values())
-            work.shared = shared_reads.find(work.chunks)
+            work.shared = shared_reads.find(work.chunks, onward)
         return schedule
 
-    def _share_budget(self, schedule: Schedule) -> dict[Gang, list[int]]:
-        """Positions each running gang may compute per track. Who lacks least goes first: a long prompt waits."""
-        if len(self.running) <= schedule.budget and all(gang.decodes for gang in self.running):  # the usual case
-            schedule.budget -= len(self.running)
-            return dict.fromkeys(self.running, ONE)
+    def _has_room_for_all(self, shares: dict[Gang, list[int]]) -> bool:
+        """Whether the cohort and all others find their blocks, whoever takes them first."""
+        most = self._cohort.most_new_blocks()
+        most += sum(self._placement.most_new_blocks(gang, share) for gang, share in shares.items())
+        return len(self._cohort) <= self.max_num_batched_tokens and most <= self.managers[0].num_free
+
+    def _share_budget(self) -> tuple[Schedule, dict[Gang, list[int]]]:
+        """A step to be filled, and the positions that each running gang outside the cohort may compute per track.
+
+        Who lacks least goes first: a long prompt waits.
+        """
+        schedule = Schedule(self.max_num_batched_tokens, [Work() for _ in self.managers])
+        schedule.budget = max(0, schedule.budget - len(self._cohort))
+        if len(self._loose) <= schedule.budget and all(gang.decodes for gang in self._loose):  # the usual case
+            schedule.budget -= len(self._loose)
+            return schedule, dict.fromkeys(self._loose, ONE)
         lacking = []
-        for gang in self.running:
+        for gang in self._loose:
             if gang.restart and self._placement.fork_again(gang):
-                self._rows_changed()
+                self._look_for_sharing()
             lacking.append((gang, gang.missing()))
         lacking.sort(key=_longest_missing)
         shares: dict[Gang, list[int]] = {}
@@ -158,7 +209,7 @@ class Scheduler:
             if any(share):
                 shares[gang] = share
                 schedule.budget -= sum(share)
-        return shares
+        return schedule, shares
 
     def _share(self, missing: list[int], budget: int) -> list[int]:
         if sum(missing) <= budget:
@@ -190,7 +241,7 @@ class Scheduler:
             gang = self.waiting[0]
             self._placement.plan_restart(gang)
             found = self._placement.find_prefixes(gang)
-            num_running = sum(len(other.sequences) for other in self.running)
+            num_running = len(self._cohort) + sum(len(other.sequences) for other in self._loose)
             if not self._placement.has_blocks_for(gang, found, num_running):
                 if self.running or not self._release_a_holder(gang):
                     return
@@ -199,7 +250,7 @@ class Scheduler:
                 return  # its blocks come back in the step that goes on with it, or not at all
             self._placement.bring_back(gang, found, schedule)
             if self._placement.fork_again(gang):
-                self._rows_changed()
+                self._look_for_sharing()
             share = self._share(gang.missing(), schedule.budget)
             if not any(share):
                 return
@@ -208,8 +259,7 @@ class Scheduler:
             schedule.budget -= sum(share)
             self._placement.place(gang, share, schedule)
             gang.move(SequenceStatus.RUNNING)
-            insort(self.running, gang, key=_order)
-            self._rows_changed()
+            self._run(gang)
 
     # -- preemption ------------------------------------------------------------------------------------------
 
@@ -240,8 +290,8 @@ class Scheduler:
         if gang.status is not SequenceStatus.RUNNING:
             self._placement.forget(gang)
             return
-        _take_out(self.running, gang)
-        self._rows_changed()
+        self._take_out_running(gang)
+        self._look_for_sharing()
         swaps = self.preemption_mode == "swap" and not gang.restart
         if swaps and self._placement.swap_out(gang, schedule):
             gang.move(SequenceStatus.SWAPPED)
@@ -250,9 +300,20 @@ class Scheduler:
         self._placement.forget(gang)
         self._wait(gang)
 
-    def _rows_changed(self) -> None:
+    def _look_for_sharing(self) -> None:
+        """Tables of running tracks have changed, not only grown."""
         for shared_reads in self._shared_reads:
             shared_reads.forget()
+
+    def _run(self, gang: Gang) -> None:
+        insort(self.running, gang, key=_order)
+        insort(self._loose, gang, key=_order)
+
+    def _take_out_running(self, gang: Gang) -> bool:
+        """Returns whether it was there."""
+        if not _take_out(self._loose, gang):
+            self._cohort.leave(gang.sequences[0])
+        return _take_out(self.running, gang)
 
     def _wait(self, gang: Gang) -> None:
         gang.move(SequenceStatus.WAITING)

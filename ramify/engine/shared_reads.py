@@ -1,37 +1,73 @@
-"""Which chunks of one model's step may read the same leading blocks together; looked for only when rows changed."""
+"""Which chunks of one model's step may read the same leading blocks together; looked for when somebody came."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ramify.engine.plan import Chunk, SharedPrefix
+from ramify.engine.blocks import BlockManager
+from ramify.engine.plan import Chunk, Onward, SharedPrefix
 from ramify.engine.sharing import best_sharing
 
 
 class SharedReads:
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        self._known: list[tuple[int, list[str]]] | None = None  # block counts and keys; None: find out again
+    """Who leaves changes nothing: the others share what they shared. Who comes is looked at if others hold its blocks
+    too, and then all are."""
+
+    def __init__(self, manager: BlockManager) -> None:
+        self._manager = manager
+        self._looked_at: set[str] = set()  # tracks; who is not among them has come since
+        self._sharing_of: dict[str, int] = {}  # tracks that share, and where
+        self._num_blocks: list[int] = []  # of each sharing
+        # The members of the last step, if it had nobody else, and what they share.
+        self._last: tuple[Sequence[object], list[SharedPrefix]] | None = None
 
     def forget(self) -> None:
-        """Rows came, went or were forked."""
-        self._known = None
+        """Tables changed: find out again."""
+        self._looked_at, self._sharing_of, self._num_blocks = set(), {}, []
 
-    def find(self, chunks: Sequence[Chunk]) -> list[SharedPrefix]:
-        if not chunks:
-            return []
-        if self._known is None:
-            # Only blocks that were full before this step count: a chunk's own positions are not its past.
-            tables = [chunk.block_table[: chunk.start // self._block_size] for chunk in chunks]
-            self._known = [
-                (sharing.num_blocks, [chunks[row].key for row in sharing.rows]) for sharing in best_sharing(tables)
-            ]
-        shared = []
-        index_of = {chunk.key: index for index, chunk in enumerate(chunks)} if self._known else {}
-        for num_blocks, keys in self._known:
-            sharers = tuple(index_of[key] for key in keys if key in index_of)
-            if len(sharers) > 1:
-                shared.append(SharedPrefix(num_blocks, sharers))
-        if any(len(chunk.token_ids) > 1 for chunk in chunks):
-            self._known = None  # prompts on their way will share more in the next step
+    def leave(self, key: str) -> None:
+        """A track gave up its blocks; whoever comes by its name is another."""
+        self._looked_at.discard(key)
+        self._sharing_of.pop(key, None)
+
+    def find(self, chunks: Sequence[Chunk], onward: Onward | None = None) -> list[SharedPrefix]:
+        """Sharers are the members of `onward` by their places, and chunks by theirs behind them."""
+        members = () if onward is None else onward.members
+        changed = () if onward is None else onward.changed
+        if not chunks and not changed and self._last is not None and members is self._last[0] and self._looked_at:
+            return self._last[1]
+        keys = [member.key for member in members]
+        keys += [chunk.key for chunk in chunks]
+        coming = keys
+        if self._looked_at:
+            places = (*changed, *range(len(members), len(keys)))
+            coming = [keys[index] for index in places if keys[index] not in self._looked_at]
+        if any(map(self._manager.is_shared, coming)):
+            self._look(chunks, onward)
+            self._looked_at = set(keys)
+        else:
+            self._looked_at.update(coming)
+        sharers: list[list[int]] = [[] for _ in self._num_blocks]
+        if self._sharing_of:
+            for index, key in enumerate(keys):
+                number = self._sharing_of.get(key)
+                if number is not None:
+                    sharers[number].append(index)
+        found = zip(self._num_blocks, sharers, strict=True)
+        shared = [SharedPrefix(num_blocks, tuple(rows)) for num_blocks, rows in found if len(rows) > 1]
+        if any(len(chunk.token_ids) > 1 and self._manager.is_shared(chunk.key) for chunk in chunks):
+            self.forget()  # prompts on their way will share more in the next step
+        self._last = (members, shared) if not chunks else None
         return shared
+
+    def _look(self, chunks: Sequence[Chunk], onward: Onward | None) -> None:
+        rows = [(chunk.key, chunk.start, chunk.block_table) for chunk in chunks]
+        if onward is not None:
+            keys = [member.key for member in onward.members]
+            rows = [*zip(keys, onward.positions.tolist(), onward.tables, strict=True), *rows]
+        rows = [row for row in rows if self._manager.is_shared(row[0])]
+        # Only blocks that were full before this step count: a chunk's own positions are not its past.
+        tables = [table[: start // self._manager.block_size] for _, start, table in rows]
+        found = best_sharing(tables)
+        self._num_blocks = [sharing.num_blocks for sharing in found]
+        self._sharing_of = {rows[row][0]: number for number, sharing in enumerate(found) for row in sharing.rows}

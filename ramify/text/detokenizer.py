@@ -18,6 +18,7 @@ class IncrementalDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._skips_special_tokens = skip_special_tokens
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._assembler: TextAssembler = assembler_for(tokenizer)
 
@@ -35,10 +36,15 @@ class IncrementalDetokenizer:
         """Ends the text and returns what was held back. Nothing may be pushed afterwards."""
         return self._assembler.flush()
 
+    def whole(self, token_ids: Sequence[int]) -> str:
+        """The text of these tokens, by themselves: what pushing all of them to a new one would come to."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skips_special_tokens)
+
     def fork(self) -> IncrementalDetokenizer:
         """An independent copy: what is pushed to one is not seen by the other."""
         copy = object.__new__(IncrementalDetokenizer)
         copy._tokenizer = self._tokenizer
+        copy._skips_special_tokens = self._skips_special_tokens
         copy._skipped = self._skipped
         copy._assembler = self._assembler.fork()
         return copy

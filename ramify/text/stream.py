@@ -43,6 +43,22 @@ class TextStream:
         self._ended = True
         return stopped
 
+    def leave_out(self) -> None:
+        """The last token of the output is no text: it was not pushed."""
+
+    def of_whole(self, token_ids: Sequence[int], *, ended: bool) -> str:
+        """The text of an output that begins as this one does and has these tokens; looks for no stop string."""
+        if self._detokenizer is None:
+            return self.text
+        if ended and not self.text:
+            return self._detokenizer.whole(token_ids)
+        stream = self.fork()
+        for token_id in token_ids:
+            stream.push(token_id, may_stop=False)
+        if ended:
+            stream.end(may_stop=False)
+        return stream.text
+
     @property
     def has_stop(self) -> bool:
         return bool(self._stop)
@@ -80,24 +96,31 @@ class TextStream:
 
 
 class LateText:
-    """What a TextStream is, for an output that nobody sees before it has ended and that no stop string ends: a beam.
+    """What a TextStream is, for an output that nobody sees before it has ended and that no stop string ends.
 
-    Tokens wait until the text is read. Most beams are outdone before that, and their tokens never become text.
+    It reads the list of the output's tokens when it is asked for the text: a whole text costs less than its parts, and
+    beams that are outdone never become text.
     """
 
-    __slots__ = ("_empty", "_ended", "_token_ids")
+    __slots__ = ("_empty", "_ended", "_num_unsaid", "_token_ids")
 
     stopped_by: None = None
 
-    def __init__(self, empty: TextStream, token_ids: Sequence[int] = ()) -> None:
+    def __init__(self, empty: TextStream, token_ids: Sequence[int]) -> None:
         self._empty = empty  # what the text begins with
-        self._token_ids = list(token_ids)
+        self._token_ids = token_ids  # the output's own: they come there
+        self._num_unsaid = 0
         self._ended = False
 
     def push(self, token_id: int, *, may_stop: bool = True) -> bool:
+        """The token that the list ends with."""
         assert not (may_stop and self._empty.has_stop), "it would have to be looked for now"
-        self._token_ids.append(token_id)
+        assert self._token_ids[-1] == token_id, "its tokens are the output's"
         return False
+
+    def leave_out(self) -> None:
+        """The token that the list ends with is no text."""
+        self._num_unsaid = 1
 
     def end(self, *, may_stop: bool = True) -> bool:
         assert not (may_stop and self._empty.has_stop), "it would have to be looked for now"
@@ -107,14 +130,10 @@ class LateText:
     @property
     def text(self) -> str:
         """Made whenever it is asked for."""
-        stream = self._empty.fork()
-        for token_id in self._token_ids:
-            stream.push(token_id, may_stop=False)
-        if self._ended:
-            stream.end(may_stop=False)
-        return stream.text
+        return self._empty.of_whole(self._token_ids[: len(self._token_ids) - self._num_unsaid], ended=self._ended)
 
     visible = text
 
-    def fork(self) -> LateText:
-        return LateText(self._empty, self._token_ids)
+    def fork(self, token_ids: Sequence[int]) -> LateText:
+        """Of an output that has the same tokens so far."""
+        return LateText(self._empty, token_ids)

@@ -120,18 +120,24 @@ def test_a_text_that_is_made_when_it_is_read_is_the_one_that_grew(
 ) -> None:
     tokenizer, ids = case
     cut = data.draw(st.integers(0, len(ids)))
-    grown, late = (make(TextStream(IncrementalDetokenizer(tokenizer))) for make in (TextStream.fork, LateText))
+    tokens: list[int] = []
+    grown = TextStream(IncrementalDetokenizer(tokenizer))
+    late = LateText(TextStream(IncrementalDetokenizer(tokenizer)), tokens)
     for token_id in ids[:cut]:
+        tokens.append(token_id)
         assert grown.push(token_id) is late.push(token_id) is False
     assert late.visible == grown.visible
-    forks = grown.fork(), late.fork()
+    forks = grown.fork(), late.fork(list(tokens))
     for token_id in ids[cut:]:
+        tokens.append(token_id)
         grown.push(token_id)
         late.push(token_id)
     for text in (grown, late, *forks):
         assert text.end() is False
     assert late.visible == grown.visible == tokenizer.decode(ids)
     assert forks[1].visible == forks[0].visible == tokenizer.decode(ids[:cut])
+    late.leave_out()
+    assert late.visible == tokenizer.decode(ids[:-1])
 
 
 def _pushed(detokenizer: IncrementalDetokenizer, ids: list[int]) -> str:

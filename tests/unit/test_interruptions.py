@@ -42,6 +42,9 @@ class Letters:
     def flush(self) -> str:
         return ""
 
+    def whole(self, token_ids: list[int]) -> str:
+        return "".join(map(self.push, token_ids))
+
     def fork(self) -> Letters:
         return self
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.engine.blocks import BlockManager
 from ramify.engine.plan import Chunk, SharedPrefix
 from ramify.engine.shared_reads import SharedReads
 from ramify.engine.sharing import Sharing, Table, best_sharing, common_blocks
@@ -86,9 +87,38 @@ def test_common_blocks_are_counted_wherever_tables_part(common: int, of_one: int
     assert common_blocks(one, other) == common_blocks(other, one) == common
 
 
+def _siblings(manager: BlockManager, *names: str) -> list[Chunk]:
+    """Tracks that hold two blocks together, and a third one each."""
+    manager.extend(names[0], 0, 8)
+    for name in names[1:]:
+        manager.fork(names[0], name)
+    for name in names:
+        manager.extend(name, 8, 12)
+    return [Chunk([7], 9, manager.table(name), name) for name in names]
+
+
 def test_a_step_without_rows_makes_nobody_forget_who_shares() -> None:
     """While beams wait for a step's result, the step ahead of it is empty."""
-    reads = SharedReads(block_size=4)
+    manager = BlockManager(16, 4)
+    reads = SharedReads(manager)
     assert reads.find([]) == []
-    siblings = [Chunk([7], 9, (1, 2, 3 + row), f"track-{row}") for row in range(3)]
-    assert reads.find(siblings) == [SharedPrefix(2, (0, 1, 2))]
+    siblings = _siblings(manager, "a", "b", "c")
+    for _ in range(2):
+        assert reads.find(siblings) == [SharedPrefix(2, (0, 1, 2))]
+        assert reads.find([]) == []
+
+
+def test_who_comes_shares_and_who_comes_by_a_name_of_one_who_left_does_not() -> None:
+    manager = BlockManager(32, 4)
+    reads = SharedReads(manager)
+    siblings = _siblings(manager, "a", "b", "c")
+    assert reads.find(siblings[1:]) == [SharedPrefix(2, (0, 1))]  # a waits
+    assert reads.find([*siblings[1:], siblings[0]]) == [SharedPrefix(2, (0, 1, 2))]
+    others = _siblings(manager, "d", "e")
+    assert sorted(reads.find([*others, *siblings])) == [SharedPrefix(2, (0, 1)), SharedPrefix(2, (2, 3, 4))]
+    reads.leave("b")
+    assert reads.find([others[0], siblings[0], siblings[2]]) == [SharedPrefix(2, (1, 2))]
+    manager.release("b")
+    manager.extend("b", 0, 12)
+    stranger = Chunk([7], 9, manager.table("b"), "b")
+    assert reads.find([stranger, siblings[0], siblings[2]]) == [SharedPrefix(2, (1, 2))]

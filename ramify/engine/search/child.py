@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ramify.engine.demands import Demands
-from ramify.engine.plan import TokenReport
+from ramify.engine.plan import StepResult, TokenReport
 from ramify.engine.search.advance import Continuation
 from ramify.engine.search.logprob_rows import Decode, LogprobRows
 from ramify.engine.sequence import Sequence, SequenceStatus
@@ -31,9 +32,10 @@ class Child:
         return len(self.sequence.output_token_ids) == self.ended_by_token
 
     def fork(self, sequence: Sequence) -> Child:
+        text = self.text
         return Child(
             sequence,
-            self.text.fork(),
+            text.fork(sequence.output_token_ids) if isinstance(text, LateText) else text.fork(),
             reports=list(self.reports),
             mixtures=list(self.mixtures),
             last_token_time=self.last_token_time,
@@ -48,7 +50,7 @@ class Child:
             self.reports.append(token.report)
         if token.mixture is not None:
             self.mixtures.append(token.mixture)
-        self._check_end(token.token_id, demands)
+        self.check_end(token.token_id, demands)
         return latency
 
     def append_watched(
@@ -98,12 +100,15 @@ class Child:
             mixture=tuple(mixtures) if len(self.sequence.tracks) > 1 else None,
         )
 
-    def _check_end(self, token_id: int, demands: Demands) -> None:
+    def check_end(self, token_id: int, demands: Demands) -> bool:
+        """Ends it if this token, which it has taken, is its last; returns whether it was."""
         length = len(self.sequence.data.output_token_ids)
         may_stop = length >= demands.params.min_tokens
         if token_id in demands.end_token_ids:
             if demands.params.include_stop_str_in_output:
                 self.text.push(token_id, may_stop=False)
+            else:
+                self.text.leave_out()
             self.sequence.stop_reason = token_id if token_id in demands.stop_token_ids else None
             self.ended_by_token = True
             self._end(SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
@@ -114,6 +119,7 @@ class Child:
                 self._end(SequenceStatus.FINISHED_STOPPED, FinishReason.STOP)
             else:
                 self._end(SequenceStatus.FINISHED_LENGTH_CAPPED, FinishReason.LENGTH)
+        return self.finish_reason is not None
 
     def _end(self, status: SequenceStatus, reason: FinishReason) -> None:
         self.text.end(may_stop=False)
@@ -121,3 +127,25 @@ class Child:
             self.sequence.stop_reason = self.text.stopped_by
         self.finish_reason = reason
         self.sequence.move(status)
+
+
+def append_all(children: Iterable[tuple[int, Child]], result: StepResult, now: float) -> tuple[int, float]:
+    """What `append` comes to for many whom nobody watches, but for their ends: each takes the token of its draw.
+
+    Those that have ended already take nothing. Returns how many took one, and the time since the last one of the first:
+    it is that of all, if they went on together.
+    """
+    count, latency = 0, 0.0
+    token_ids, logprobs, reports = result.token_ids, result.logprobs, result.reports
+    for index, child in children:
+        if child.finish_reason is None:
+            if not count and child.last_token_time is not None:
+                latency = now - child.last_token_time
+            child.last_token_time = now
+            data = child.sequence.data
+            data.output_token_ids.append(token_ids[index])
+            data.cumulative_logprob += logprobs[index]
+            if index in reports:
+                child.reports.append(reports[index])
+            count += 1
+    return count, latency

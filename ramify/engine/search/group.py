@@ -64,12 +64,18 @@ class Group:
         self.num_cached_tokens = 0
         self.finished = False
         self.prompt_reports: list[TokenReport] = []
-        is_late = demands.is_beam_search and not demands.is_streamed
-        self.children = {request.root.child: Child(request.root, LateText(text) if is_late else text)}
+        root = request.root
+        late = LateText(text, root.output_token_ids) if demands.is_quiet else None
+        self.children = {root.child: Child(root, late or text)}
         self._decode = decode
         self._ledger = ledger
         self._prompt_token_ids = tuple(request.prompt_token_ids)  # every output names them: made once
         self._grown: list[GrownToken] = []  # in this step, where somebody watches
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nobody looks at its tokens as they come."""
+        return self.demands.is_quiet and self._ledger is None
 
     def awaits(self, draw: Draw) -> Child | None:
         """The child that a draw continues; None if it has ended since, or another request has taken the id."""
@@ -107,9 +113,13 @@ class Group:
             latency = child.append(token, self.demands, now)
         if self._ledger is not None:
             self._ledger.enter(self, token, child)
+        self.note_end(child)
+        return latency
+
+    def note_end(self, child: Child) -> None:
+        """A child took a token, which may have been its last."""
         if child.finish_reason is not None:
             self.finished = all(each.finish_reason is not None for each in self.children.values())
-        return latency
 
     def finish_unread(self) -> None:
         """Nothing is to be drawn (max_tokens 0): the prompt alone was asked about."""
