@@ -120,9 +120,7 @@ class Scheduler:
 
     # -- the cohort ------------------------------------------------------------------------------------------
 
-    def go_on_unseen(
-        self, sequence: Sequence, child: Child, demands: Demands, source: int, *, is_quiet: bool
-    ) -> None:
+    def go_on_unseen(self, sequence: Sequence, child: Child, demands: Demands, source: int, *, is_quiet: bool) -> None:
         """The next step may compute the token that the draw `source` of the step under way draws for a sequence.
 
         is_quiet: nobody looks at its tokens as they come.
