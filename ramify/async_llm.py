@@ -45,9 +45,11 @@ class AsyncLLM:
         self.config = EngineConfig.from_options(model=model if model is not None else DEFAULT_MODEL, **options)
         self.engine: AsyncEngine | RemoteEngine
         if has_own_process(engine_process, self.config):
-            from ramify.remote.start import WantedModel, start
+            from ramify.remote.messages import OneModel
+            from ramify.remote.packing import options_of
+            from ramify.remote.start import start, wanted_of
 
-            [joined] = start([WantedModel.found(self.config, say)], say)
+            [joined] = start([wanted_of(OneModel(options_of(self.config)), say)], say)
             self.engine = joined.engine
             self.architecture = joined.prepared.loaders[0].architecture
             self.max_model_len = joined.engine.capacity.max_model_len

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -18,8 +19,11 @@ from ramify.engine.core import EngineCore
 from ramify.server.app import app_of
 from ramify.server.config import PairConfig, ServerConfig
 from ramify.server.listening import Gate, protocol_behind
-from ramify.server.load import load_pair
+from ramify.server.load import load_models, pair_to_serve
 from ramify.server.service import Service
+
+# Every test that asks a server can be run with the engine in a process of its own, by this variable set to 1.
+ENGINE_PROCESS = os.environ.get("RAMIFY_TEST_ENGINE_PROCESS") == "1"
 
 
 @contextmanager
@@ -61,5 +65,6 @@ def mixture_app() -> FastAPI:
     """The default model as teacher and as student, under the name `mixture`."""
     service = Service(ServerConfig())
     pair = PairConfig(teacher=DEFAULT_MODEL, theta=DEFAULT_MODEL)
-    service.open([load_pair(pair, MixtureConfig(), {"max_model_len": 1024}, "mixture", lambda _: None)])
+    model = pair_to_serve(pair, MixtureConfig(), {"max_model_len": 1024}, "mixture")
+    service.open(load_models([model], ENGINE_PROCESS, lambda _: None))
     return app_of(service)

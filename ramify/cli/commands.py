@@ -18,7 +18,7 @@ from ramify.cli.help import WIDEST, Command
 from ramify.cli.messages import say_error
 from ramify.cli.serve import serve
 from ramify.cli.streams import discard_output, prepare_streams
-from ramify.errors import RamifyError
+from ramify.errors import EngineLostError, RamifyError
 from ramify.version import __version__
 
 app = typer.Typer(
@@ -47,7 +47,7 @@ def main() -> None:
             sys.stdout.flush()  # what cannot be written is told below, not by Python as it ends
     except RamifyError as error:
         say_error(str(error))
-        sys.exit(2)
+        sys.exit(1 if isinstance(error, EngineLostError) else 2)
     except BrokenPipeError:  # whoever read it has had enough
         discard_output()
         sys.exit(1)

@@ -32,6 +32,7 @@ _PLAIN_TYPES: dict[str, Any] = {
     "int": int,
     "float": float,
     "bool": bool,
+    "bool | None": bool | None,
     "str": str,
     "int | None": int | None,
     "float | None": float | None,
@@ -117,7 +118,7 @@ def _parameter(field: Field[Any], panel: str, defaults: Mapping[str, Any]) -> in
     kind = _PLAIN_TYPES.get(str(field.type), str | None if _shown_default(field) is None else str)
     default = defaults.get(field.name, _shown_default(field))
     names = [flag_of(field.name)]
-    if kind is bool:
+    if kind in (bool, bool | None):
         names = [f"{names[0]}/{flag_of(f'no_{field.name}')}"]
     if field.name in _SHORT:
         names.append(_SHORT[field.name])
@@ -182,7 +183,7 @@ def _shown_default(field: Field[Any]) -> Any:
     default = None if field.default is MISSING else field.default
     if isinstance(default, Enum):
         return default.value
-    return str(default).lower() if str(field.type).startswith("bool |") else default
+    return str(default).lower() if isinstance(default, bool) and field.type != "bool" else default
 
 
 def _parsed(field: Field[Any], value: Any) -> Any:

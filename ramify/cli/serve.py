@@ -51,15 +51,15 @@ def serve(**values: Any) -> None:
     except ModuleNotFoundError as error:
         raise RamifyError(f'the server needs {error.name}: pip install ".[server]" in a checkout') from None
 
-    def load_models(say: Callable[[str], None]) -> list[ServedModel]:
-        from ramify.server.load import load_model, load_pair
+    def load(say: Callable[[str], None]) -> list[ServedModel]:
+        from ramify.server.load import load_models, model_to_serve, pair_to_serve
 
-        served = []
+        models = []
         if model is not None:
-            served.append(load_model(model, engine_options, config.served_model_name, say))
+            models.append(model_to_serve(model, engine_options, config.served_model_name))
         if pair.teacher is not None:
             name = config.served_model_name if model is None else None  # given for the one model, if there are both
-            served.append(load_pair(pair, mixture, engine_options, name, say))
-        return served
+            models.append(pair_to_serve(pair, mixture, engine_options, name))
+        return load_models(models, config.engine_process, say)
 
-    run_server(config, load_models)
+    run_server(config, load)

@@ -16,12 +16,13 @@ import asyncio
 import atexit
 import logging
 import threading
+from collections.abc import Callable
 
 from ramify.drive.core_loop import Core, CoreLoop, fault_of
 from ramify.drive.mailroom import Mailbox, Mailroom, RequestStream
 from ramify.engine.observations import EngineState
 from ramify.engine.request import Request
-from ramify.errors import EngineBusyError, EngineClosedError, EngineFaultError, RamifyError
+from ramify.errors import EngineBusyError, EngineClosedError, EngineFaultError, EngineLostError, RamifyError
 from ramify.outputs import RequestOutput
 
 _log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class AsyncEngine(CoreLoop):
         super().__init__(core)
         self.room = Mailroom(self._lock)
         self._accepts = True
+        self._mourners: list[Callable[[EngineLostError], None]] = []
         self._thread = threading.Thread(target=self._run, name="ramify-engine", daemon=True)
         self._thread.start()
         atexit.register(self.stop)  # a thread that computes while the interpreter shuts down may crash the process
@@ -53,6 +55,10 @@ class AsyncEngine(CoreLoop):
     async def state(self) -> EngineState:
         """All that metrics tell of it."""
         return EngineState(self.stats(), self.num_unfinished, self.observations)
+
+    def when_lost(self, listener: Callable[[EngineLostError], None]) -> None:
+        """Calls it, from another thread, if the engine's thread ends before it is asked to."""
+        self._mourners.append(listener)
 
     def submit(self, request: Request) -> RequestStream:
         """Queues a request made by an intake; call it inside an event loop."""
@@ -122,6 +128,8 @@ class AsyncEngine(CoreLoop):
             with self._lock:
                 self._accepts = False
             self.room.fail(list(self.room.mailboxes.values()), fault_of(error))
+            for mourner in self._mourners:
+                mourner(EngineLostError(f"the engine's thread ended ({type(error).__name__})"))
 
     def _add(self, mailbox: Mailbox) -> None:
         try:

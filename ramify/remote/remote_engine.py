@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
+from collections.abc import Callable
 from itertools import count
 
 from ramify.drive.mailroom import Mailroom, RequestStream
@@ -56,9 +57,9 @@ class RemoteEngine:
         """Whether it takes requests and its last step did not fail."""
         return self._accepts and self._is_sound and self._link.error is None
 
-    @property
-    def link(self) -> Link:
-        return self._link
+    def when_lost(self, listener: Callable[[EngineLostError], None]) -> None:
+        """Calls it, from another thread, if the engine's process ends before it is asked to."""
+        self._link.when_lost(listener)
 
     def check(self, request: Request) -> None:
         """Raises InvalidInputError for a request that the engine cannot serve; asks nobody."""

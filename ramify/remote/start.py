@@ -1,6 +1,6 @@
 """Engines in a process of their own: started, or joined by a further front process.
 
-    process = EngineProcess([wanted.message for wanted in models])     in the process that starts all
+    process = EngineProcess([wanted.build for wanted in models])     in the process that starts all
     engines = join(process.connect(), models, say, process)            there
     engines = join(socket, models, say)                                in a further front, given `process.connect()`
 
@@ -11,66 +11,42 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from ramify.config import EngineConfig, MixtureConfig
+from ramify.config import EngineConfig
 from ramify.drive.prepare import PreparedModel, PreparedPair
 from ramify.models.loader import ModelLoader
 from ramify.remote.engine_process import EngineProcess
 from ramify.remote.link import Link
 from ramify.remote.messages import OneModel, TwoModels
-from ramify.remote.packing import capacity_of, options_of
+from ramify.remote.packing import capacity_of
 from ramify.remote.remote_engine import RemoteEngine
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class WantedModel:
-    """One model, whose files are found, or fetched, before any process is started."""
+class Wanted:
+    """What an engine is to be built from, and the loaders that have found its files, or fetched them."""
 
-    config: EngineConfig
-    loader: ModelLoader
+    build: OneModel | TwoModels
+    loaders: tuple[ModelLoader, ...]
 
-    @classmethod
-    def found(cls, config: EngineConfig, say: Say) -> WantedModel:
-        return cls(config, ModelLoader(config, say))
+    def prepared(self) -> PreparedModel | PreparedPair:
+        if isinstance(self.build, OneModel):
+            return PreparedModel(EngineConfig.from_options(**self.build.options), *self.loaders)
+        return PreparedPair(
+            EngineConfig.from_options(**self.build.teacher),
+            self.loaders,
+            system_prompts=self.build.system_prompts,
+            enable_chat_template=self.build.enable_chat_template,
+        )
 
-    @property
-    def message(self) -> OneModel:
-        return OneModel(options_of(self.config))
 
-    def prepared(self) -> PreparedModel:
-        return PreparedModel(self.config, self.loader)
-
-
-@dataclass(frozen=True, slots=True)
-class WantedPair:
-    """A teacher and a student, likewise."""
-
-    configs: tuple[EngineConfig, EngineConfig]
-    loaders: tuple[ModelLoader, ModelLoader]
-    mixture: MixtureConfig
-    system_prompts: tuple[str | None, str | None]
-
-    @classmethod
-    def found(
-        cls,
-        configs: tuple[EngineConfig, EngineConfig],
-        mixture: MixtureConfig,
-        system_prompts: tuple[str | None, str | None],
-        say: Say,
-    ) -> WantedPair:
-        teacher, theta = configs
-        return cls(configs, (ModelLoader(teacher, say), ModelLoader(theta, say)), mixture, system_prompts)
-
-    @property
-    def message(self) -> TwoModels:
-        teacher, theta = map(options_of, self.configs)
-        return TwoModels(teacher, theta, asdict(self.mixture), self.system_prompts)
-
-    def prepared(self) -> PreparedPair:
-        return PreparedPair(self.configs[0], self.loaders, system_prompts=self.system_prompts)
+def wanted_of(build: OneModel | TwoModels, say: Say) -> Wanted:
+    """Finds the files before any process is started, so that two never fetch the same."""
+    options = (build.options,) if isinstance(build, OneModel) else (build.teacher, build.theta)
+    return Wanted(build, tuple(ModelLoader(EngineConfig.from_options(**each), say) for each in options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +57,9 @@ class Joined:
     engine: RemoteEngine
 
 
-def start(models: Sequence[WantedModel | WantedPair], say: Say) -> list[Joined]:
+def start(models: Sequence[Wanted], say: Say) -> list[Joined]:
     """In a new process, which ends with these engines."""
-    process = EngineProcess([model.message for model in models])
+    process = EngineProcess([model.build for model in models])
     try:
         return join(process.connect(), models, say, process)
     except BaseException:
@@ -93,7 +69,7 @@ def start(models: Sequence[WantedModel | WantedPair], say: Say) -> list[Joined]:
 
 def join(
     end: socket.socket,
-    models: Sequence[WantedModel | WantedPair],
+    models: Sequence[Wanted],
     say: Say,
     process: EngineProcess | None = None,
 ) -> list[Joined]:

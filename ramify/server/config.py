@@ -36,6 +36,9 @@ class ServerConfig:
     allowed_origins: Sequence[str] | None = setting(
         None, "let pages of this origin (https://example.org, or * for all) use the server from browsers"
     )
+    engine_process: bool | None = setting(
+        None, "run the engine in a process of its own (default: on a GPU, where the server then never holds it up)"
+    )
     log_requests: bool = setting(False, "a line for each request: counts, status and time, never its text")
     log_interval: float = setting(10.0, "seconds between lines on load and throughput, while there is any; 0 for none")
 
@@ -61,6 +64,8 @@ class ServerConfig:
         for origin in self.allowed_origins or ():
             if origin != "*" and not _ORIGIN.fullmatch(check.text("allowed_origins", origin, 1_024)):
                 raise check.refuse("allowed_origins", origin, "an origin such as https://example.org:8443, or *")
+        if self.engine_process is not None:
+            check.boolean("engine_process", self.engine_process)
         check.boolean("log_requests", self.log_requests)
         check.number("log_interval", self.log_interval, 0)
 

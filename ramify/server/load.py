@@ -1,41 +1,104 @@
-"""From a server's options to the models it serves."""
+"""From a server's options to the models it serves: in this process, or in one of their own.
+
+models = models_to_serve(...)                 plain data, which another process can be told
+load_models(models, engine_process, say)      in the process that starts all
+served(models, join(socket, ...))             in a further front process (`remote/start.py`)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ramify.async_llm import AsyncLLM
 from ramify.config import EngineConfig, MixtureConfig
 from ramify.drive.async_engine import AsyncEngine
 from ramify.drive.build import build_pair
+from ramify.drive.prepare import has_own_process
+from ramify.models.generation_defaults import GenerationDefaults
+from ramify.remote.messages import OneModel, TwoModels
+from ramify.remote.packing import options_of
+from ramify.remote.start import Joined, start, wanted_of
 from ramify.server.config import PairConfig
 from ramify.server.service import ServedModel, public_name
 
 Say = Callable[[str], None]
 
 
-def load_model(model: str, options: Mapping[str, Any], name: str | None, say: Say) -> ServedModel:
-    llm = AsyncLLM(model, say=say, **options)
-    if llm.generation_defaults:
-        say(f"Defaults of requests: {llm.generation_defaults}")
-    return ServedModel.of(llm, name)
+@dataclass(frozen=True, slots=True)
+class ModelToServe:
+    """The name that clients know it by, and what its engine is built from."""
+
+    name: str
+    build: OneModel | TwoModels
+    mixed: tuple[str, str] | None = None  # of a mixture: the names of teacher and student
+
+    @property
+    def config(self) -> EngineConfig:
+        """Of two models, the teacher's: they differ in their files alone."""
+        return EngineConfig.from_options(
+            **(self.build.options if isinstance(self.build, OneModel) else self.build.teacher)
+        )
 
 
-def load_pair(
-    pair: PairConfig, mixture: MixtureConfig, options: Mapping[str, Any], name: str | None, say: Say
-) -> ServedModel:
+def model_to_serve(model: str, options: Mapping[str, Any], name: str | None) -> ModelToServe:
+    config = EngineConfig.from_options(model=model, **options)
+    return ModelToServe(name or public_name(model), OneModel(options_of(config)))
+
+
+def pair_to_serve(
+    pair: PairConfig, mixture: MixtureConfig, options: Mapping[str, Any], name: str | None
+) -> ModelToServe:
     """Two models as one, by default under both names."""
     assert pair.teacher is not None, "asked for only with two models"
     assert pair.theta is not None
-    engine = build_pair(
-        EngineConfig.from_options(model=pair.teacher, **options),
-        EngineConfig.from_options(model=pair.theta, **options),
-        mixture,
-        system_prompts=(pair.teacher_system_prompt, pair.theta_system_prompt),
-        say=say,
+    teacher, theta = (
+        options_of(EngineConfig.from_options(model=each, **options)) for each in (pair.teacher, pair.theta)
     )
     names = public_name(pair.teacher), public_name(pair.theta)
-    return ServedModel(
-        name or "+".join(names), AsyncEngine(engine.core), engine.intake, engine.max_model_len, mixed=names
+    build = TwoModels(teacher, theta, asdict(mixture), (pair.teacher_system_prompt, pair.theta_system_prompt))
+    return ModelToServe(name or "+".join(names), build, names)
+
+
+def load_models(models: Sequence[ModelToServe], engine_process: bool | None, say: Say) -> list[ServedModel]:
+    """All in this process, or all in one of their own."""
+    if has_own_process(engine_process, models[0].config):
+        loaded = served(models, start([wanted_of(model.build, say) for model in models], say))
+    else:
+        loaded = [_load_here(model, say) for model in models]
+    for model in loaded:
+        _tell_defaults(model.intake.defaults, say)
+    return loaded
+
+
+def served(models: Sequence[ModelToServe], joined: Sequence[Joined]) -> list[ServedModel]:
+    """Models whose engines run in another process."""
+    return [
+        ServedModel(
+            model.name,
+            each.engine,
+            each.prepared.intake(each.engine.check),
+            each.engine.capacity.max_model_len,
+            mixed=model.mixed,
+        )
+        for model, each in zip(models, joined, strict=True)
+    ]
+
+
+def _load_here(model: ModelToServe, say: Say) -> ServedModel:
+    if isinstance(model.build, OneModel):
+        return ServedModel.of(AsyncLLM(say=say, **model.build.options), model.name)
+    engine = build_pair(
+        EngineConfig.from_options(**model.build.teacher),
+        EngineConfig.from_options(**model.build.theta),
+        MixtureConfig(**model.build.mixture),
+        system_prompts=model.build.system_prompts,
+        say=say,
     )
+    return ServedModel(model.name, AsyncEngine(engine.core), engine.intake, engine.max_model_len, mixed=model.mixed)
+
+
+def _tell_defaults(defaults: GenerationDefaults, say: Say) -> None:
+    if defaults:
+        say(f"Defaults of requests: {defaults}")

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import uvicorn
 from prometheus_client import disable_created_metrics
 
+from ramify.errors import EngineLostError
 from ramify.server.app import app_of
 from ramify.server.config import ServerConfig
 from ramify.server.listening import (
@@ -59,7 +60,8 @@ def serve(config: ServerConfig, load_models: LoadModels) -> None:
 
     After the signal no request is taken, running ones get the grace period, then they are ended with an error. A
     second signal ends them at once, a third the process. Whatever keeps the event loop busy, the process ends some
-    seconds after that. What `load_models` raises is raised here.
+    seconds after that. What `load_models` raises is raised here, and so is the loss of an engine: open requests have
+    then ended with an error.
     """
     # The process is ours: no second series beside every counter, and as many connections as the system allows.
     disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -115,6 +117,7 @@ async def _serve(
         models = await _unless(ends.soon, loading)
         if models is not None:
             service.open(models)
+            _watch(service, ends)
             # Python's collector need not look through a loaded model again and again while tokens are drawn.
             gc.collect()
             gc.freeze()
@@ -125,7 +128,9 @@ async def _serve(
             await ends.soon.wait()
         service.is_draining = True
         server.should_exit = True
-        if service.num_unfinished:
+        if service.loss is not None:
+            _log.error("Ending: %s", service.loss)
+        elif service.num_unfinished:
             _log.info("Ending: %d prompts have up to %g s", service.num_unfinished, config.grace_period)
         await _drain(service, config.grace_period, ends.at_once)
     finally:
@@ -135,7 +140,20 @@ async def _serve(
             reporting.cancel()
         for model in service.models.values():
             await asyncio.to_thread(model.engine.stop)
+    if service.loss is not None:
+        raise service.loss
     return thread.is_alive()
+
+
+def _watch(service: Service, ends: _Ends) -> None:
+    """The end of an engine is the server's: clients are told, and whoever started the server may start another."""
+
+    def lose(error: EngineLostError) -> None:
+        service.loss = error
+        ends.ask()
+
+    for model in service.models.values():
+        model.engine.when_lost(lose)
 
 
 async def _unless(ending: asyncio.Event, loaded: asyncio.Future[T]) -> T | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ramify.drive.async_engine import AsyncEngine
 from ramify.drive.intake import Intake
 from ramify.drive.pair_intake import PairIntake
-from ramify.errors import EngineClosedError
+from ramify.errors import EngineClosedError, EngineLostError
 from ramify.sampling_params import SamplingParams
 from ramify.server.config import ServerConfig
 from ramify.server.failures import Failure
@@ -81,25 +81,16 @@ class Service:
         self.models: dict[str, ServedModel] = {}
         self.is_draining = False
         self._progress = "loading"
-        self._listeners: list[Callable[[ServedModel], None]] = []
+        self.loss: EngineLostError | None = None  # why nothing can be served any more
 
     def open(self, models: Sequence[ServedModel]) -> None:
         self.models = {model.name: model for model in models}
-        for listener in self._listeners:
-            for model in models:
-                listener(model)
 
     def say(self, text: str) -> None:
         """What loading tells, from any thread: a line in the log, and perhaps an answer of /health."""
         _log.info("%s", text)
         if _PUBLIC.fullmatch(text):
             self._progress = f"loading: {text[0].lower()}{text[1:]}"
-
-    def when_opened(self, listener: Callable[[ServedModel], None]) -> None:
-        """Calls it with every model that is served, now or later."""
-        self._listeners.append(listener)
-        for model in self.models.values():
-            listener(model)
 
     @property
     def is_ready(self) -> bool:
@@ -110,6 +101,8 @@ class Service:
     @property
     def trouble(self) -> str | None:
         """Why it is not ready."""
+        if self.loss is not None:
+            return str(self.loss)
         if self.is_draining:
             return "shutting down"
         if not self.models:

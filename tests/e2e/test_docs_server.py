@@ -17,7 +17,7 @@ from ramify.server.config import ServerConfig
 from ramify.server.metrics import ServerMetrics
 from ramify.server.protocol import ChatCompletionRequest, CompletionRequest
 from ramify.server.service import Service
-from tests.serving import serving
+from tests.serving import ENGINE_PROCESS, serving
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "server.md").read_text(encoding="utf-8")
@@ -32,7 +32,7 @@ OPENAI |= {"reasoning_effort", "web_search_options"}
 
 @pytest.mark.usefixtures("default_gguf")
 def test_the_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
-    llm = AsyncLLM(num_kv_blocks=512)
+    llm = AsyncLLM(num_kv_blocks=512, engine_process=ENGINE_PROCESS)
     client_blocks = [block for block in BLOCKS if "client" in block]
     assert len(client_blocks) == 2
     with serving(create_app(llm)) as url:

@@ -16,14 +16,14 @@ from ramify.config import DEFAULT_MODEL
 from ramify.server.app import create_app
 from ramify.server.config import ServerConfig
 from ramify.server.growth_events import GrowthEvent
-from tests.serving import mixture_app, serving
+from tests.serving import ENGINE_PROCESS, mixture_app, serving
 
 PROMPT = "The best thing about living near the sea is"
 
 
 @pytest.fixture(scope="module")
 def llm() -> AsyncLLM:
-    return AsyncLLM(max_model_len=512, generation_config="none")
+    return AsyncLLM(max_model_len=512, generation_config="none", engine_process=ENGINE_PROCESS)
 
 
 @pytest.fixture(scope="module")

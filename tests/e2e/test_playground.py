@@ -18,7 +18,7 @@ from ramify import LLM, AsyncLLM, SamplingParams
 from ramify.server.app import create_app
 from ramify.server.config import ServerConfig
 from tests.browser import picture, system_browser
-from tests.serving import mixture_app, serving
+from tests.serving import ENGINE_PROCESS, mixture_app, serving
 
 DESKTOP = {"width": 1360, "height": 860}
 PHONE = {"width": 375, "height": 780}
@@ -30,7 +30,7 @@ DRAWN = {"temperature": 0.8, "seed": 7}  # the same texts in every run
 
 @pytest.fixture(scope="module")
 def llm() -> AsyncLLM:
-    return AsyncLLM(max_model_len=1024, generation_config="none")
+    return AsyncLLM(max_model_len=1024, generation_config="none", engine_process=ENGINE_PROCESS)
 
 
 @pytest.fixture(scope="module")

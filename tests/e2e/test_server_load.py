@@ -16,7 +16,7 @@ import pytest
 from ramify import LLM, AsyncLLM, SamplingParams
 from ramify.server.app import create_app
 from tests.conftest import CheckpointMaker
-from tests.serving import core_of, serving
+from tests.serving import ENGINE_PROCESS, core_of, serving
 
 TOKENS = 8
 
@@ -28,7 +28,7 @@ def folder(make_checkpoint: CheckpointMaker) -> str:
 
 @pytest.fixture
 def llm(folder: str) -> Iterator[AsyncLLM]:
-    made = AsyncLLM(folder, num_kv_blocks=2_048, block_size=4)
+    made = AsyncLLM(folder, num_kv_blocks=2_048, block_size=4, engine_process=ENGINE_PROCESS)
     yield made
     made.engine.stop()
 

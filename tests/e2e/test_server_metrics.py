@@ -10,7 +10,7 @@ import pytest
 from ramify import AsyncLLM
 from ramify.server.app import create_app
 from tests.conftest import CheckpointMaker
-from tests.serving import serving
+from tests.serving import ENGINE_PROCESS, serving
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def folder(make_checkpoint: CheckpointMaker) -> Path:
 
 
 def test_metrics_count_what_happened(folder: Path) -> None:
-    llm = AsyncLLM(str(folder), num_kv_blocks=600)
+    llm = AsyncLLM(str(folder), num_kv_blocks=600, engine_process=ENGINE_PROCESS)
     with serving(create_app(llm)) as url:
         body = {"prompt": [[5, 6, 7] * 20, [5, 6, 7] * 20], "max_tokens": 4, "n": 2, "ignore_eos": True}
         for _ in range(2):

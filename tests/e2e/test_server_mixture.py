@@ -17,10 +17,10 @@ from ramify.config import MixtureConfig
 from ramify.outputs import MixtureReport
 from ramify.server.app import app_of
 from ramify.server.config import PairConfig, ServerConfig
-from ramify.server.load import load_model, load_pair
+from ramify.server.load import load_models, model_to_serve, pair_to_serve
 from ramify.server.service import Service
 from tests.e2e.test_serve_command import process
-from tests.serving import serving
+from tests.serving import ENGINE_PROCESS, serving
 
 SECRET = "The answer is forty-two."
 QUESTION = "What is six times seven?"
@@ -38,10 +38,11 @@ def client(default_gguf: Path) -> Iterator[httpx.Client]:
     name = str(default_gguf)
     service = Service(ServerConfig())
     mixed = PairConfig(teacher=name, theta=name, teacher_system_prompt=SECRET)
-    models = [
-        load_model(name, OPTIONS, "plain", print),
-        load_pair(mixed, MixtureConfig(alpha_min=0.1), OPTIONS, "mixed", print),
+    wanted = [
+        model_to_serve(name, OPTIONS, "plain"),
+        pair_to_serve(mixed, MixtureConfig(alpha_min=0.1), OPTIONS, "mixed"),
     ]
+    models = load_models(wanted, ENGINE_PROCESS, print)
     service.open(models)
     with serving(app_of(service)) as url, httpx.Client(base_url=url, timeout=120) as made:
         yield made

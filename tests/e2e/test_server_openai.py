@@ -12,7 +12,7 @@ import pytest
 from ramify import LLM, AsyncLLM, SamplingParams
 from ramify.server.app import create_app
 from ramify.server.config import ServerConfig
-from tests.serving import serving
+from tests.serving import ENGINE_PROCESS, serving
 
 MODEL = "smollm2-135m"
 PROMPT = "The best thing about trees is"
@@ -26,7 +26,8 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    app = create_app(AsyncLLM(num_kv_blocks=512, generation_config="none"), ServerConfig(api_key="sesame"))
+    llm = AsyncLLM(num_kv_blocks=512, generation_config="none", engine_process=ENGINE_PROCESS)
+    app = create_app(llm, ServerConfig(api_key="sesame"))
     with serving(app) as address:
         yield address
 

@@ -17,7 +17,7 @@ import pytest
 from ramify import AsyncLLM
 from ramify.server.app import create_app
 from ramify.server.config import ServerConfig
-from tests.serving import core_of, serving
+from tests.serving import ENGINE_PROCESS, core_of, serving
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -27,7 +27,7 @@ VOCABULARY = 49_152
 
 @pytest.fixture(scope="module")
 def llm() -> AsyncLLM:
-    return AsyncLLM(num_kv_blocks=256)
+    return AsyncLLM(num_kv_blocks=256, engine_process=ENGINE_PROCESS)
 
 
 @pytest.fixture(scope="module")

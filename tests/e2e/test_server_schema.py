@@ -17,14 +17,21 @@ from ramify import AsyncLLM
 from ramify.server.app import create_app
 from ramify.server.config import ServerConfig
 from tests.conftest import CheckpointMaker
-from tests.serving import serving
+from tests.serving import ENGINE_PROCESS, serving
 
 
 @pytest.fixture(scope="module")
 def llm(make_checkpoint: CheckpointMaker, default_gguf: Path) -> Iterator[AsyncLLM]:
     """A tiny model that speaks: the default model's tokenizer, a short context, so that every request is quick."""
     folder = make_checkpoint("llama", num_hidden_layers=1, hidden_size=32, vocab_size=49_152)
-    made = AsyncLLM(str(folder), tokenizer=str(default_gguf), max_model_len=96, num_kv_blocks=2_048, block_size=4)
+    made = AsyncLLM(
+        str(folder),
+        tokenizer=str(default_gguf),
+        max_model_len=96,
+        num_kv_blocks=2_048,
+        block_size=4,
+        engine_process=ENGINE_PROCESS,
+    )
     yield made
     made.engine.stop()
 

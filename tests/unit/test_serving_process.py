@@ -20,6 +20,7 @@ from ramify.errors import InvalidInputError
 from ramify.server.app import app_of
 from ramify.server.config import ServerConfig
 from ramify.server.listening import Gate, listener_of, protocol_behind, room_for_connections
+from ramify.server.load import ModelToServe
 from ramify.server.records import Record
 from ramify.server.service import Service
 from ramify.server.signals import SignalWatch
@@ -261,10 +262,10 @@ def test_a_server_is_warm_before_it_is_ready_unless_told_otherwise(
 
     asked: dict[str, Any] = {}
 
-    def load(_model: str, options: dict[str, Any], _name: str | None, _say: Any) -> Any:
-        asked.update(options)
+    def load(models: list[ModelToServe], _engine_process: bool | None, _say: Any) -> Any:
+        asked.update(models[0].build.options)  # type: ignore[union-attr]
 
-    monkeypatch.setattr("ramify.server.load.load_model", load)
+    monkeypatch.setattr("ramify.server.load.load_models", load)
     monkeypatch.setattr("ramify.server.run.serve", lambda _config, load_models: load_models(print))
     result = CliRunner().invoke(app, ["serve", *flags])
     assert result.exit_code == 0, result.output
