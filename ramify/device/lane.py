@@ -12,7 +12,7 @@ from ramify.device.graphs import Graphs, padded
 from ramify.device.layers import Layers
 from ramify.device.reads import Int64s, Reads
 from ramify.device.rows import ModelRows, upload
-from ramify.engine.plan import Row, Work
+from ramify.engine.plan import Onward, Row, Work
 from ramify.engine.sharing import Table
 from ramify.sampling.pipeline import Source
 
@@ -36,6 +36,7 @@ class Lane:
         # Of the present step:
         self.is_captured = False  # decodes alone, by a graph
         self.first_rows = np.empty(0, np.int64)  # of each chunk
+        self._in_order = np.empty(0, np.int64)  # the rows of as many members as there were last
         self.size = 0  # decodes, with their padding
         self._num_rows = 0  # all rows
         self._shape = (0, False)
@@ -61,13 +62,24 @@ class Lane:
             ends = np.array([chunk.start + 1 for chunk in chunks], np.int64)
             self._prepare(work, [chunk.block_table for chunk in chunks], np.array(counts, np.int64), ends)
 
+    def follow(self, work: Work, onward: Onward, sources: Int64s) -> None:
+        """Members alone, in the first rows; their tokens were drawn in these rows."""
+        count = len(onward.members)
+        self.is_captured = self._graphs is not None
+        self.size = self._num_rows = padded(count) if self.is_captured else count
+        if len(self._in_order) != count:
+            self._in_order = np.arange(count)
+        self.first_rows = self._in_order
+        self._rows.follow(onward, sources, self.size)
+        self._prepare(work, onward.tables, np.ones_like(sources), onward.positions + 1)
+
     def go_on(self, work: Work, drawing_rows: Int64s) -> None:
         """The decodes of the step before, one position on; their tokens were drawn in these rows."""
         tables = [chunk.block_table for chunk in work.chunks]
         positions = self._rows.go_on(tables, self.first_rows, drawing_rows)
         self._prepare(work, tables, np.ones_like(positions), positions + 1)
 
-    def _prepare(self, work: Work, tables: list[Table], num_rows: Int64s, ends: Int64s) -> None:
+    def _prepare(self, work: Work, tables: Sequence[Table], num_rows: Int64s, ends: Int64s) -> None:
         block_size = self.layers.pool.block_size
         reads = Reads.of(
             self.first_rows,

@@ -6,7 +6,7 @@ the same tracks just go on costs the host a few additions. Pieces of prompts com
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 from ramify.device.layers import Batch
 from ramify.device.reads import Int64s, slots_between
 from ramify.device.seats import Seats
-from ramify.engine.plan import PENDING, Chunk, Draw
+from ramify.engine.plan import PENDING, Chunk, Draw, Onward
 from ramify.engine.sharing import Table
 from ramify.sampling import columns as column
 from ramify.sampling.columns import numbers_of
@@ -113,6 +113,18 @@ class ModelRows:
         self._numbers.send()
         return positions
 
+    def follow(self, onward: Onward, sources: Int64s, size: int) -> None:
+        """Members in the first rows, each with the token that was drawn in its source; behind them, padding."""
+        numbers, block_size, count = self._numbers.host, self._block_size, len(onward.members)
+        numbers[POSITION, :count] = onward.positions
+        numbers[SLOT, :count] = onward.blocks * block_size + onward.positions % block_size
+        numbers[SOURCE, :count] = sources
+        numbers[[TOKEN, POSITION], count:size] = 0
+        numbers[SLOT, count:size] = PADDING_SLOT
+        numbers[SOURCE, count:size] = -1
+        self._prompts = None
+        self._numbers.send()
+
     def batch(self, size: int, drawn: Tensor) -> Batch:
         """The first `size` rows, then those of prompts; `drawn` (max_rows,) are the tokens of the step before."""
         numbers = self._numbers.device[:, :size]
@@ -178,6 +190,28 @@ class DrawRows:
         floats[column.TEMPERATURE, len(draws) : size] = 0
         self._settled[len(draws) : size] = [None] * (size - len(draws))
         self._floats.send()
+        self._integers.send()
+
+    def follow(self, onward: Onward, size: int, *, slots: Int64s, changed: Iterable[int]) -> None:
+        """Members draw in the first rows, of which only these may have another's numbers; behind them is padding."""
+        integers, floats, count = self._integers.host, self._floats.host, len(onward.members)
+        is_changed = False
+        for row in changed:
+            member = onward.members[row]
+            who = (member.demands.number, member.child)
+            if self._settled[row] != who:
+                integers[:, row], floats[:, row] = numbers_of(onward.draw(row))
+                self._settled[row] = who
+                is_changed = True
+        if any(self._settled[count:size]):
+            floats[column.TEMPERATURE, count:size] = 0
+            self._settled[count:size] = [None] * (size - count)
+            is_changed = True
+        integers[column.POSITION, :count] = onward.places
+        integers[column.SLOT, :count] = slots
+        integers[column.SLOT, count:size] = column.NO_SLOT
+        if is_changed:
+            self._floats.send()
         self._integers.send()
 
     def go_on(self, rows: Int64s) -> None:

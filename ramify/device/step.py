@@ -13,8 +13,8 @@ by torch's operators from the same logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -30,18 +30,19 @@ from ramify.device.reads import Int64s
 from ramify.device.rows import DrawRows, upload
 from ramify.device.seats import Seats
 from ramify.engine.demands import Demands
-from ramify.engine.plan import PENDING, Draw, Plan, Row, StepResult, Ticket, TokenReport
+from ramify.engine.plan import PENDING, Asking, Draw, Member, Onward, Plan, Row, StepResult, Ticket, TokenReport
 from ramify.sampling import columns as column
 from ramify.sampling.columns import Columns, SamplerChoice
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.pipeline import Sampler, Source
 from ramify.sampling.token_reports import report
 
+NO_ROW = -1
 PROMPT_ROWS_AT_ONCE = 64  # what prompt logprobs need of the vocabulary at a time
 
 
 # Waits for what was drawn in these rows, and tells it in the order of the draws.
-Read = Callable[[Sequence[int] | Int64s, Sequence[Draw]], StepResult]
+Read = Callable[[Sequence[int] | Int64s, Sequence[Asking]], StepResult]
 
 
 class SamplerKernels(Protocol):
@@ -54,8 +55,8 @@ class SamplerKernels(Protocol):
     def serves(self, demands: Demands) -> bool:
         """Whether it can draw what a request asks for."""
 
-    def choose(self, draws: Sequence[Draw]) -> SamplerChoice:
-        """The cheapest that serves all of these draws, each of which it can."""
+    def choose(self, demands: Collection[Demands]) -> SamplerChoice:
+        """The cheapest that serves all that is asked for, each of which it can."""
 
     def settle(self, draws: Sequence[Draw]) -> Int64s:
         """Where each draw's controls find what they look at: the slots that `draw` is told in a column."""
@@ -91,6 +92,33 @@ class _Steady:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _GoingOn:
+    """Members that a step drew for. While they are the same, the next one needs nothing new."""
+
+    members: Sequence[Member]
+    changed: Iterable[int]  # where another stood in the step before
+    slots: Int64s  # of their controls
+    choice: SamplerChoice
+
+
+@dataclass(frozen=True, slots=True)
+class _LastDraws:
+    """Where the last plan's draws were made, for those who go on from a token that the host does not know."""
+
+    plan: Plan
+    rows: Int64s  # of each draw; NO_ROW: nobody goes on from it unseen
+
+    def by_track(self) -> dict[str, int]:
+        """The rows of tracks."""
+        plan, rows = self.plan, iter(self.rows.tolist())
+        row_of = {} if plan.onward is None else dict(zip(plan.onward.keys(), rows, strict=False))
+        for draw, row in zip(plan.draws, rows, strict=True):
+            if row != NO_ROW:
+                row_of |= {plan.works[model].chunks[chunk].key: row for model, chunk, _ in draw.rows}
+        return row_of
+
+
 class DeviceStep:
     """One `Layers` per model. Where draws have two tracks, the first is the teacher's, the second the student's."""
 
@@ -120,8 +148,9 @@ class DeviceStep:
         self._tokens = torch.zeros(self._max_draws, dtype=torch.int64, device=self.device)
         if kernels is not None:
             self._tokens = kernels.tokens
-        self._drawn_in: dict[str, int] = {}
+        self._drawn = _LastDraws(Plan([]), np.empty(0, np.int64))
         self._steady: _Steady | None = None
+        self._going_on: _GoingOn | None = None
 
     @property
     def looks_back(self) -> bool:
@@ -132,23 +161,29 @@ class DeviceStep:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self._seats = None if self._seats is None else Seats()
-        self._drawn_in = {}
+        self._drawn = _LastDraws(Plan([]), np.empty(0, np.int64))
         self._steady = None
+        self._going_on = None
         for lane in self.lanes:
             lane.reset()
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Ticket:
-        plan = plan.spelled_out()
         for lane, work in zip(self.lanes, plan.works, strict=True):
             lane.layers.pool.move(work)
+        if plan.onward is not None and self._kernels is not None:
+            going_on = self._recognise(self._kernels, plan, plan.onward)
+            if going_on is not None:
+                return self._follow(self._kernels, going_on, plan, plan.onward)
+        self._going_on = None
+        plan = plan.spelled_out()
         if not any(work.chunks for work in plan.works):
             return partial(StepResult, [], [])
         if self._steady is not None and self._steady.goes_on_as(plan):
             return self._go_on(self._steady, plan)
         self._steady = None
         for lane, work in zip(self.lanes, plan.works, strict=True):
-            lane.begin(work, self._drawn_in)
+            lane.begin(work, self._drawn.by_track())
         by_track = zip(*(draw.rows for draw in plan.draws), strict=True)
         tracks = [_Track(rows[0].model, self.lanes[rows[0].model].rows_of(rows)) for rows in by_track]
         for lane, wanted in zip(self.lanes, self._wanted(plan, tracks), strict=True):
@@ -205,7 +240,7 @@ class DeviceStep:
             if self._is_one_to_one(draws, tracks):
                 return self._draw_captured(kernels, plan, tracks)
             if len(draws) <= self._max_draws:
-                self._drawn_in = _rows_by_key(plan, range(len(draws)))
+                self._drawn = _LastDraws(plan, np.arange(len(draws)))
                 return self._draw_fresh(kernels, draws, self._sources(tracks))
         parts: list[tuple[Sequence[int], StepResult]] = []
         sources = self._sources(tracks)
@@ -224,7 +259,9 @@ class DeviceStep:
             # Who goes on unseen draws for itself alone: a row each.
             alone = [index for index, draw in enumerate(draws) if draw.child == draw.parent]
             self._tokens[: len(alone)] = upload([result.token_ids[index] for index in alone], self.device)
-            self._drawn_in = _rows_by_key(plan, alone)
+            rows = np.full(len(draws), NO_ROW)
+            rows[alone] = np.arange(len(alone))
+            self._drawn = _LastDraws(plan, rows)
         return lambda: result
 
     def _sources(self, tracks: Sequence[_Track]) -> list[Source]:
@@ -256,13 +293,38 @@ class DeviceStep:
         for draw, row in zip(draws, rows.tolist(), strict=True):
             for model, chunk, _ in draw.rows:
                 drawing_rows[model][chunk] = row
-        self._drawn_in = {
-            key: row
-            for names, drawn in zip(keys, drawing_rows, strict=True)
-            for key, row in zip(names, drawn.tolist(), strict=True)
-        }
-        self._steady = _Steady(keys, drawing_rows, rows, slots, kernels.choose(draws))
+        self._drawn = _LastDraws(plan, rows)
+        choice = kernels.choose({draw.demands for draw in draws})
+        self._steady = _Steady(keys, drawing_rows, rows, slots, choice)
         return self._replay(kernels, self._steady, draws)
+
+    def _recognise(self, kernels: SamplerKernels, plan: Plan, onward: Onward) -> _GoingOn | None:
+        """What a step in which everyone just goes on needs to know of its members; None if it is not such a step."""
+        if plan.draws or plan.works[0].chunks or len(self.lanes) > 1:
+            return None
+        known = self._going_on
+        if known is not None and known.members is onward.members:
+            kernels.go_on(known.slots)
+            return replace(known, changed=())
+        demands = {member.demands for member in onward.members}
+        if not all(map(kernels.serves, demands)):
+            return None
+        choice = kernels.choose(demands)
+        slots = kernels.settle(onward.draws()) if choice.controls else np.full(len(onward.members), column.NO_SLOT)
+        changed = range(len(onward.members)) if known is None else onward.changed
+        self._going_on = _GoingOn(onward.members, changed, slots, choice)
+        return self._going_on
+
+    def _follow(self, kernels: SamplerKernels, going_on: _GoingOn, plan: Plan, onward: Onward) -> Ticket:
+        """Members stand in the first rows, and draw there."""
+        lane, size = self.lanes[0], padded(len(onward.members))
+        lane.follow(plan.works[0], onward, self._drawn.rows[onward.sources])
+        lane.compute((), self._tokens)
+        self._draw_rows.follow(onward, size, slots=going_on.slots, changed=going_on.changed)
+        self._steady = None
+        self._drawn = _LastDraws(plan, lane.first_rows)
+        self._run_draws(kernels, size, going_on.choice)
+        return partial(kernels.fetch(going_on.choice), lane.first_rows, onward.members)
 
     def _go_on(self, steady: _Steady, plan: Plan) -> Ticket:
         for lane, work, drawing_rows in zip(self.lanes, plan.works, steady.drawing_rows, strict=True):
@@ -298,7 +360,7 @@ class DeviceStep:
     ) -> Ticket:
         """Into the first rows, whoever stood there; does not wait for them."""
         logits = [source.logits[upload(source.rows, self.device)] for source in sources]
-        choice, columns = kernels.choose(draws), Columns.of(draws)
+        choice, columns = kernels.choose({draw.demands for draw in draws}), Columns.of(draws)
         columns.integers[column.SLOT] = kernels.settle(draws)
         kernels.draw(logits, upload(columns.integers, self.device), upload(columns.floats, self.device), choice)
         return partial(kernels.fetch(choice, at_once=at_once), range(len(draws)), draws)
@@ -320,12 +382,3 @@ def _some(
         return draws, sources
     chosen = [Source(source.logits, [source.rows[index] for index in indices]) for source in sources]
     return [draws[index] for index in indices], chosen
-
-
-def _rows_by_key(plan: Plan, indices: Sequence[int]) -> dict[str, int]:
-    """These draws stand in the first rows: the row of each track that they are from."""
-    return {
-        plan.works[model].chunks[chunk].key: row
-        for row, index in enumerate(indices)
-        for model, chunk, _ in plan.draws[index].rows
-    }

@@ -23,10 +23,10 @@ from ramify.engine.schedule import GoingOn
 from ramify.engine.search.child import Child
 from ramify.engine.sequence import Sequence, Track
 
-# Columns of numbers: the position to compute next, its block, the draw that drew its token in the step before, and the
-# position that is not computed any more, since the token there is the last.
-POSITION, BLOCK, SOURCE, LIMIT = range(4)
-NUM_COLUMNS = 4
+# Columns of numbers: the position to compute next, its block, the place in the output of what is drawn after it, the
+# draw that drew its token in the step before, and the place of the last token.
+POSITION, BLOCK, PLACE, SOURCE, LAST_PLACE = range(5)
+NUM_COLUMNS = 5
 
 
 class _Columns(NamedTuple):
@@ -70,16 +70,15 @@ class Cohort:
         """A sequence of one track whose token was drawn as the draw `source` of the step under way."""
         track, index = sequence.tracks[0], len(self)
         columns = self._own_columns()
-        prompt_length = len(track.prompt_token_ids)
-        columns.members.append(
-            Member(track.key, sequence.request_id, sequence.child, prompt_length, demands, sequence.output_token_ids)
-        )
+        output = sequence.output_token_ids
+        columns.members.append(Member(track.key, sequence.request_id, sequence.child, demands, output))
         columns.children.append(child)
         columns.tracks.append(track)
         self._tables.append(())
         if index == self._numbers.shape[1]:
             self._numbers = np.concatenate([self._numbers, np.zeros_like(self._numbers)], axis=1)
-        self._numbers[:, index] = track.num_computed, 0, source, prompt_length + demands.longest_output - 1
+        place = track.num_computed + 1 - len(track.prompt_token_ids)
+        self._numbers[:, index] = track.num_computed, 0, place, source, demands.longest_output - 1
         self._index_of[track.key] = index
         self._fresh.add(track.key)
         self._changed.add(index)
@@ -119,7 +118,7 @@ class Cohort:
         """Whose token under way is the last one: they have nothing more to compute."""
         numbers = self._numbers[:, : len(self)]
         children = self._columns.children
-        return [children[index].sequence for index in np.flatnonzero(numbers[POSITION] >= numbers[LIMIT]).tolist()]
+        return [children[index].sequence for index in np.flatnonzero(numbers[PLACE] > numbers[LAST_PLACE]).tolist()]
 
     # -- a step ----------------------------------------------------------------------------------------------
 
@@ -135,7 +134,7 @@ class Cohort:
         """
         count = len(self)
         members, children, tracks = self._columns
-        position, block, source, limit = self._numbers[:, :count]
+        position, block, place, source, last_place = self._numbers[:, :count]
         opening = np.flatnonzero(position % self._manager.block_size == 0).tolist()
         if opening or self._fresh:
             self._tables = list(self._tables)  # the step before keeps its own
@@ -145,9 +144,18 @@ class Cohort:
             track.num_computed += 1
         if not self._is_kept:
             self._apart = frozenset(self._index_of[key] for key in self._loud)
-        onward = Onward(members, sorted(self._changed), position.copy(), block.copy(), self._tables, source.copy())
-        ending = np.flatnonzero(position >= limit - 1).tolist()
+        onward = Onward(
+            members,
+            sorted(self._changed),
+            positions=position.copy(),
+            places=place.copy(),
+            blocks=block.copy(),
+            tables=self._tables,
+            sources=source.copy(),
+        )
+        ending = np.flatnonzero(place == last_place).tolist()
         position += 1
+        place += 1
         source[:] = np.arange(count)
         self._fresh, self._changed, self._is_kept = set(), set(), True
         return GoingOn(onward, children, ending, self._end_token_ids, self._apart)

@@ -71,9 +71,9 @@ class Launched:
         """Draws that are recorded by themselves, with their places in the result: all of them if some failed."""
         going_on = self.schedule.going_on
         if going_on is not None:
-            members, positions = going_on.onward.members, going_on.onward.positions
-            for index in range(len(members)) if result.faults else sorted(going_on.apart):
-                yield index, members[index].draw(int(positions[index]), index)
+            onward = going_on.onward
+            for index in range(len(onward.members)) if result.faults else sorted(going_on.apart):
+                yield index, onward.draw(index)
         yield from enumerate(self.plan.draws, start=self.num_going_on)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,21 +94,25 @@ class Draw(NamedTuple):
     output: Sequence[int] = ()
 
 
+class Asking(Protocol):
+    """What a token is drawn for: a draw, or a member."""
+
+    @property
+    def demands(self) -> Demands: ...
+
+
 class Member(NamedTuple):
     """Who just goes on, a sequence of one track: what of it stays the same from step to step."""
 
     key: str  # the track's name
     request_id: str
     child: int
-    num_prompt_tokens: int
     demands: Demands
     output: Sequence[int]  # what the host knows of it
 
-    def draw(self, position: int, index: int) -> Draw:
-        """The token after this position of its track, which the chunk of this index computes."""
-        row = (Row(0, index, 0),)
-        place = position + 1 - self.num_prompt_tokens
-        return Draw(self.request_id, self.child, self.child, place, row, self.demands, self.output)
+    def draw(self, place: int, index: int) -> Draw:
+        """The token of this place in its output, after what the chunk of this index computes."""
+        return Draw(self.request_id, self.child, self.child, place, (Row(0, index, 0),), self.demands, self.output)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,13 +127,20 @@ class Onward:
     members: Sequence[Member]
     changed: Sequence[int]  # where another member stands than in the step before, if that had members
     positions: Integers  # (M,) what is computed
+    places: Integers  # (M,) what is drawn, in the output
     blocks: Integers  # (M,) of these positions
     tables: Sequence[tuple[int, ...]]  # (M) the blocks of all positions up to these
     sources: Integers  # (M,) which draw of the plan before drew the token
 
+    def keys(self) -> list[str]:
+        return [member.key for member in self.members]
+
+    def draw(self, index: int) -> Draw:
+        return self.members[index].draw(int(self.places[index]), index)
+
     def draws(self) -> list[Draw]:
-        places = zip(self.members, self.positions.tolist(), strict=True)
-        return [member.draw(position, index) for index, (member, position) in enumerate(places)]
+        drawn = zip(self.members, self.places.tolist(), strict=True)
+        return [member.draw(place, index) for index, (member, place) in enumerate(drawn)]
 
     def chunks(self) -> list[Chunk]:
         columns = zip(self.members, self.positions.tolist(), self.tables, strict=True)

@@ -63,8 +63,7 @@ class SharedReads:
     def _look(self, chunks: Sequence[Chunk], onward: Onward | None) -> None:
         rows = [(chunk.key, chunk.start, chunk.block_table) for chunk in chunks]
         if onward is not None:
-            keys = [member.key for member in onward.members]
-            rows = [*zip(keys, onward.positions.tolist(), onward.tables, strict=True), *rows]
+            rows = [*zip(onward.keys(), onward.positions.tolist(), onward.tables, strict=True), *rows]
         rows = [row for row in rows if self._manager.is_shared(row[0])]
         # Only blocks that were full before this step count: a chunk's own positions are not its past.
         tables = [table[: start // self._manager.block_size] for _, start, table in rows]

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ramify.engine.plan import NOT_FINITE, Draw, Expansions, StepResult, TokenReport, quickly
+from ramify.engine.plan import NOT_FINITE, Asking, Expansions, StepResult, TokenReport, quickly
 from ramify.gpu.kernels import race as codes
 from ramify.gpu.kernels.top_logprobs import Reports
 from ramify.sampling.columns import SamplerChoice
@@ -106,7 +106,7 @@ class Results:
         if self._arrived is not None:
             self._arrived.record()
 
-    def read(self, rows: Sequence[int] | NDArray[np.int64], draws: Sequence[Draw]) -> StepResult:
+    def read(self, rows: Sequence[int] | NDArray[np.int64], draws: Sequence[Asking]) -> StepResult:
         """Waits; in the order of the plan's draws, whose rows these are."""
         if self._arrived is not None:
             self._arrived.synchronize()
@@ -120,7 +120,7 @@ class Results:
             result.mixtures.update(enumerate(as_reports(self._host.mixture[index])))
         return result
 
-    def _read_reports(self, index: NDArray[np.int64], draws: Sequence[Draw]) -> dict[int, TokenReport]:
+    def _read_reports(self, index: NDArray[np.int64], draws: Sequence[Asking]) -> dict[int, TokenReport]:
         """Copies, since the next step but one writes here again."""
         logprobs, ranks, top_ids, top_logprobs = (part.numpy()[index] for part in self._host.reports)
         told = {}
@@ -130,7 +130,7 @@ class Results:
                 told[number] = TokenReport(logprob, rank, top_ids[number, :count], top_logprobs[number, :count])
         return told
 
-    def _read_candidates(self, index: NDArray[np.int64], draws: Sequence[Draw]) -> dict[int, Expansions]:
+    def _read_candidates(self, index: NDArray[np.int64], draws: Sequence[Asking]) -> dict[int, Expansions]:
         asked: dict[int, list[int]] = {}  # by how many candidates
         for number, draw in enumerate(draws):
             asked.setdefault(draw.demands.num_candidates, []).append(number)

@@ -9,7 +9,7 @@ reports     logprobs, and beams' candidates      kernels/top_logprobs.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -108,13 +108,12 @@ class KernelSampler:
     def serves(self, demands: Demands) -> bool:
         return demands.sampler != "full" and not (self._mixer is not None and demands.is_beam_search)
 
-    def choose(self, draws: Sequence[Draw]) -> SamplerChoice:
-        every = {draw.demands for draw in draws}
+    def choose(self, demands: Collection[Demands]) -> SamplerChoice:
         return SamplerChoice(
-            "filtered" if any(demands.narrows for demands in every) else "plain",
-            reports=any(demands.params.logprobs is not None for demands in every),
-            controls=any(demands.is_controlled for demands in every),
-            candidates=any(demands.is_beam_search for demands in every),
+            "filtered" if any(each.narrows for each in demands) else "plain",
+            reports=any(each.params.logprobs is not None for each in demands),
+            controls=any(each.is_controlled for each in demands),
+            candidates=any(each.is_beam_search for each in demands),
         )
 
     def every_choice(self) -> list[SamplerChoice]:

@@ -80,7 +80,7 @@ def rows(count: int, generator: torch.Generator) -> Tensor:
 
 
 def by_kernels(sampler: KernelSampler, logits: list[Tensor], draws: list[Draw], device: torch.device) -> StepResult:
-    choice, columns = sampler.choose(draws), Columns.of(draws)
+    choice, columns = sampler.choose({draw.demands for draw in draws}), Columns.of(draws)
     columns.integers[column.SLOT] = sampler.settle(draws)
     sampler.draw(
         [part.to(device) for part in logits],

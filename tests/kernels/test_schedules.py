@@ -6,15 +6,24 @@ must get what it would get alone, drawn by torch's operators.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from ramify import MixtureConfig, Request, RequestOutput, SamplingParams
 from ramify.device.graphs import padded
 from ramify.device.step import DeviceStep
+from ramify.engine.demands import Demands
 from ramify.gpu.sampler import KernelSampler
+from ramify.sampling import columns as column
+from ramify.sampling.columns import SamplerChoice
+from ramify.sampling.draw import NoiseKeys, draw
 from ramify.sampling.mixing import Mixer
 from tests.fake import VOCAB, fake_engine
 from tests.unit.test_engine import Setting, alone, check, engine_for, tokens_of, worlds
@@ -25,8 +34,24 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="fake layers a
 CPU = torch.device("cpu")
 
 
-def run(world: Setting, data: st.DataObject) -> None:
-    kernels = KernelSampler(padded(world.max_num_seqs), VOCAB, CPU, "raw")
+class TorchKernels(KernelSampler):
+    """The host's side of the kernels over torch's operators, which take no time: for plain draws alone."""
+
+    def serves(self, demands: Demands) -> bool:
+        return demands.sampler == "plain" and not demands.is_controlled and not demands.is_beam_search
+
+    def draw(self, logits: Sequence[Tensor], integers: Tensor, floats: Tensor, choice: SamplerChoice) -> None:
+        assert choice == SamplerChoice("plain", reports=choice.reports)
+        drawn, temperatures = self._drawn.of(logits[0].shape[0]), floats[column.TEMPERATURE]
+        words = (column.SEED_LOW, column.SEED_HIGH, column.CHILD, column.POSITION)
+        raced = draw(logits[0] / temperatures[:, None], NoiseKeys(*(integers[word][:, None] for word in words)))
+        drawn.token_ids.copy_(torch.where(temperatures > 0, raced, logits[0].argmax(-1)))
+        drawn.logprobs.copy_(logits[0].log_softmax(-1).gather(1, drawn.token_ids[:, None])[:, 0])
+
+
+def run(world: Setting, data: st.DataObject, kernels: KernelSampler | None = None) -> None:
+    if kernels is None:
+        kernels = KernelSampler(padded(world.max_num_seqs), VOCAB, CPU, "raw")
     engine = engine_for(world, kernels=kernels)
     pending = list(enumerate(world.requests))
     finished: dict[str, RequestOutput] = {}
@@ -55,13 +80,27 @@ def test_many_schedules_do(world: Setting, data: st.DataObject) -> None:
     run(world, data)
 
 
+@given(world=worlds(), data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_rows_that_go_on_are_found_in_every_schedule(world: Setting, data: st.DataObject) -> None:
+    """Many more schedules, where only plain draws go by the fast path."""
+    plain = [(prompt, SamplingParams(**_plain(params)), priority) for prompt, params, priority in world.requests]
+    keeps_all = data.draw(st.booleans(), label="others beside plain draws")
+    world = replace(world, runs_ahead=True, requests=world.requests if keeps_all else plain)
+    run(world, data, TorchKernels(padded(world.max_num_seqs), VOCAB, CPU, "raw"))
+
+
+def _plain(params: SamplingParams) -> dict[str, Any]:
+    return {"n": params.n, "seed": 3, "temperature": params.temperature, "max_tokens": params.max_tokens}
+
+
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_step_that_goes_on_is_not_placed_again(runs_ahead: bool) -> None:
     """While the same tracks just go on, rows are neither given nor filled anew; what is drawn is the same."""
     world = Setting(4, 50, 4, 64, True, False, 0, runs_ahead)
     params = SamplingParams(seed=3, max_tokens=9, ignore_eos=True)
     world.requests.extend(([number, 5], params, 0) for number in range(1, 4))
-    engine = engine_for(world, kernels=KernelSampler(4, VOCAB, CPU, "raw"))
+    engine = engine_for(world, kernels=TorchKernels(4, VOCAB, CPU, "raw"))
     step = engine.device
     assert isinstance(step, DeviceStep)
     begun, begin = [], step.lanes[0].begin
@@ -78,7 +117,7 @@ def test_a_step_that_goes_on_is_not_placed_again(runs_ahead: bool) -> None:
         finished |= {output.request_id: output for output in engine.step()}
     for number, (prompt, asked, _) in enumerate(world.requests):
         assert tokens_of(finished[str(number)]) == alone(prompt, asked)
-    assert len(begun) == (2 if runs_ahead else 9)
+    assert len(begun) == (1 if runs_ahead else 9)
 
 
 @pytest.mark.parametrize("models", [1, 2])
