@@ -19,8 +19,8 @@ from ramify.engine.request import Request
 from ramify.engine.schedule import GoingOn, Schedule
 from ramify.engine.scheduler import Scheduler
 from ramify.engine.search.advance import Candidates, Continuation
-from ramify.engine.search.child import Child, append_all
-from ramify.engine.search.group import Group, Ledger
+from ramify.engine.search.child import Child, Ledger, append_all
+from ramify.engine.search.group import Group
 from ramify.engine.search.logprob_rows import Decode
 from ramify.engine.sequence import Sequence
 from ramify.errors import InvalidInputError
@@ -205,9 +205,8 @@ class EngineCore:
             forks = not draw.position and demands.num_first_draws > 1
             may_run_ahead = demands.may_run_ahead_by_kernels if by_kernels else demands.may_run_ahead
             if may_run_ahead and not forks and draw.position + 1 < demands.longest_output:
-                group = self._groups[sequence.request_id]
-                child = group.children[sequence.child]
-                self.scheduler.go_on_unseen(sequence, child, demands, number, is_quiet=group.is_quiet)
+                child = self._groups[sequence.request_id].children[sequence.child]
+                self.scheduler.go_on_unseen(sequence, child, demands, number, is_quiet=demands.is_quiet)
             else:
                 sequence.is_blocked = True
 

@@ -123,7 +123,7 @@ class Scheduler:
     def go_on_unseen(self, sequence: Sequence, child: Child, demands: Demands, source: int, *, is_quiet: bool) -> None:
         """The next step may compute the token that the draw `source` of the step under way draws for a sequence.
 
-        is_quiet: nobody looks at its tokens as they come.
+        is_quiet: nobody looks at its text as it grows.
         """
         sequence.num_pending = 1
         if len(self.managers) == len(sequence.tracks) == 1:

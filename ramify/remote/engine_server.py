@@ -161,7 +161,7 @@ class EngineServer:
             if connection in self._connections:
                 self._connections.remove(connection)
         for host in self._hosts:
-            host.do(lambda host=host: host.dismiss(connection))  # type: ignore[misc]
+            host.do(lambda host=host: host.forget(connection))  # type: ignore[misc]
 
 
 def _admit_all(server: EngineServer, arrivals: queue.SimpleQueue[socket.socket]) -> None:

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from ramify.drive.core_loop import CoreLoop
 from ramify.engine.core import EngineCore
 from ramify.engine.observations import EngineState
+from ramify.engine.plan import TokenReport
 from ramify.engine.request import Request
-from ramify.engine.search.advance import Continuation
-from ramify.engine.search.child import Child
-from ramify.engine.search.group import Group
 from ramify.errors import EngineFaultError, ProtocolError, RamifyError
-from ramify.outputs import FinishReason, RequestOutput
+from ramify.outputs import FinishReason, MixtureReport, RequestMetrics, RequestOutput
 from ramify.remote.connection import Connection
 from ramify.remote.messages import Begun, Failed, Output, Soundness, StopReason, Told, floats, integers
 from ramify.remote.packing import output_message, report_message
@@ -28,49 +26,46 @@ from ramify.text.stream import TextStream
 _log = logging.getLogger(__name__)
 
 
-class Taken(NamedTuple):
-    """A token that a child of a told request took, and its end, if that was one."""
-
-    number: int
-    token: Continuation
-    finish_reason: FinishReason | None
-    stop_reason: StopReason
-
-
-@dataclass(slots=True)
 class Page:
-    """What is to be told to one connection after this step."""
+    """What is to be told to one connection: tokens of told requests in columns, outputs that are due, failures."""
 
-    taken: list[Taken] = field(default_factory=list)
-    begun: list[Begun] = field(default_factory=list)
-    outputs: list[Output] = field(default_factory=list)
-    failed: list[Failed] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._clear()
 
-    def messages(self, model: int) -> list[Any]:
+    def _clear(self) -> None:
+        self.numbers: list[int] = []
+        self.children: list[int] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.reports: list[tuple[int, TokenReport]] = []
+        self.mixtures: list[tuple[int, MixtureReport]] = []
+        self.ends: list[tuple[int, int, FinishReason, StopReason]] = []  # number, child
+        self.begun: list[Begun] = []
+        self.outputs: list[Output] = []
+        self.failed: list[Failed] = []
+
+    def torn_out(self, model: int) -> list[Any]:
+        """The messages; the page is empty then."""
         messages: list[Any] = [*self.failed]
-        if self.taken or self.outputs:
+        if self.numbers or self.outputs:
             messages.append(self._told(model))
+        self._clear()
         return messages
 
     def _told(self, model: int) -> Told:
-        rows = self.taken
+        ends = []
+        if self.ends:
+            row_of = {key: row for row, key in enumerate(zip(self.numbers, self.children, strict=True))}
+            ends = [(row_of[number, child], reason, stop_reason) for number, child, reason, stop_reason in self.ends]
         return Told(
             model=model,
-            numbers=integers(row.number for row in rows),
-            children=integers(row.token.child for row in rows),
-            token_ids=integers(row.token.token_id for row in rows),
-            logprobs=floats(row.token.logprob for row in rows),
-            reports=[
-                (place, report_message(row.token.report))
-                for place, row in enumerate(rows)
-                if row.token.report is not None
-            ],
-            mixtures=[(place, row.token.mixture) for place, row in enumerate(rows) if row.token.mixture is not None],
-            ends=[
-                (place, row.finish_reason, row.stop_reason)
-                for place, row in enumerate(rows)
-                if row.finish_reason is not None
-            ],
+            numbers=integers(self.numbers),
+            children=integers(self.children),
+            token_ids=integers(self.token_ids),
+            logprobs=floats(self.logprobs),
+            reports=[(row, report_message(report)) for row, report in self.reports],
+            mixtures=self.mixtures,
+            ends=ends,
             begun=self.begun,
             outputs=self.outputs,
         )
@@ -79,31 +74,31 @@ class Page:
 class PageLedger:
     """Enters the tokens of one request in its connection's page."""
 
-    __slots__ = ("_connection", "_has_begun", "_number", "_pages")
+    __slots__ = ("_number", "_page")
 
-    def __init__(self, pages: dict[Connection, Page], connection: Connection, number: int) -> None:
-        self._pages = pages
-        self._connection = connection
+    def __init__(self, page: Page, number: int) -> None:
+        self._page = page
         self._number = number
-        self._has_begun = False
 
-    def enter(self, group: Group, token: Continuation, child: Child) -> None:
-        page = self._pages.get(self._connection)
-        if page is None:
-            page = self._pages[self._connection] = Page()
-        if not self._has_begun:
-            self._has_begun = True
-            times = group.metrics
-            page.begun.append(
-                Begun(
-                    self._number,
-                    group.num_cached_tokens,
-                    times.arrival_time,
-                    times.first_scheduled_time,
-                    times.first_token_time,
-                )
-            )
-        page.taken.append(Taken(self._number, token, child.finish_reason, child.sequence.stop_reason))
+    def begin(self, num_cached_tokens: int, times: RequestMetrics) -> None:
+        begun = (times.arrival_time, times.first_scheduled_time, times.first_token_time)
+        self._page.begun.append(Begun(self._number, num_cached_tokens, *begun))
+
+    def enter(
+        self, child: int, token_id: int, logprob: float, report: TokenReport | None, mixture: MixtureReport | None
+    ) -> None:
+        page = self._page
+        if report is not None:
+            page.reports.append((len(page.numbers), report))
+        if mixture is not None:
+            page.mixtures.append((len(page.numbers), mixture))
+        page.numbers.append(self._number)
+        page.children.append(child)
+        page.token_ids.append(token_id)
+        page.logprobs.append(logprob)
+
+    def end(self, child: int, reason: FinishReason, stop_reason: StopReason) -> None:
+        self._page.ends.append((self._number, child, reason, stop_reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +146,7 @@ class ModelHost(CoreLoop):
 
     def add(self, connection: Connection, number: int, request: Request, *, is_told: bool) -> None:
         self._guests[request.request_id] = Guest(connection, number, is_told)
-        ledger = PageLedger(self._pages, connection, number) if is_told else None
+        ledger = PageLedger(self._page(connection), number) if is_told else None
         try:
             self._engine.add_request(request, ledger)
         except RamifyError as error:
@@ -166,6 +161,11 @@ class ModelHost(CoreLoop):
         for request_id in [name for name, guest in self._guests.items() if guest.connection is connection]:
             self._abort(request_id)
 
+    def forget(self, connection: Connection) -> None:
+        """Nothing can be told to it any more."""
+        self.dismiss(connection)
+        self._pages.pop(connection, None)
+
     def _hand_out(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             guest = self._guests[output.request_id]
@@ -179,7 +179,8 @@ class ModelHost(CoreLoop):
         for guest in self._guests.values():
             numbers.setdefault(guest.connection, []).append(guest.number)
         self._guests = {}
-        self._pages.clear()  # ledgers hold the dictionary itself
+        for page in self._pages.values():  # what the step had told already
+            page.torn_out(self._model)
         for connection, known in numbers.items():
             self._page(connection).failed.append(self._failure(known, failure))
 
@@ -190,15 +191,17 @@ class ModelHost(CoreLoop):
             for connection in self._connections():
                 connection.send([Soundness(self._model, self._is_sound)])
         for connection, page in self._pages.items():
+            numbers, outputs = page.numbers, page.outputs
             try:
-                connection.send(page.messages(self._model))
+                messages = page.torn_out(self._model)
+                if messages:
+                    connection.send(messages)
             except ProtocolError as error:  # what cannot be sent ends the requests that it was about
-                numbers = [row.number for row in page.taken] + [output.number for output in page.outputs]
-                for number in dict.fromkeys(numbers):
+                mentioned = dict.fromkeys([*numbers, *(output.number for output in outputs)])
+                for number in mentioned:
                     self._engine.abort(name_of(connection, number))
                     self._guests.pop(name_of(connection, number), None)
-                connection.send([self._failure(list(dict.fromkeys(numbers)), error)])
-        self._pages.clear()
+                connection.send([self._failure(list(mentioned), error)])
 
     def _page(self, connection: Connection) -> Page:
         return self._pages.setdefault(connection, Page())

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ramify.engine.demands import Demands
 from ramify.engine.plan import StepResult, TokenReport
 from ramify.engine.search.advance import Continuation
 from ramify.engine.search.logprob_rows import Decode, LogprobRows
 from ramify.engine.sequence import Sequence, SequenceStatus
-from ramify.outputs import CompletionOutput, FinishReason, GrownToken, MixtureReport
+from ramify.outputs import CompletionOutput, FinishReason, GrownToken, MixtureReport, RequestMetrics
 from ramify.text.stream import LateText, TextStream
+
+
+class Ledger(Protocol):
+    """Hears of the tokens of a request's children as they are taken, and which of them was a child's last."""
+
+    def begin(self, num_cached_tokens: int, times: RequestMetrics) -> None:
+        """The first token comes next."""
+        ...
+
+    def enter(
+        self, child: int, token_id: int, logprob: float, report: TokenReport | None, mixture: MixtureReport | None
+    ) -> None: ...
+
+    def end(self, child: int, reason: FinishReason, stop_reason: int | str | None) -> None:
+        """With the token entered last."""
+        ...
 
 
 @dataclass(slots=True)
@@ -25,6 +42,7 @@ class Child:
     ended_by_token: bool = False  # the last token is the end itself, and no content
     sent_characters: int = 0
     sent_tokens: int = 0
+    ledger: Ledger | None = None  # where somebody wants to hear of its tokens
 
     @property
     def is_empty(self) -> bool:
@@ -39,6 +57,7 @@ class Child:
             reports=list(self.reports),
             mixtures=list(self.mixtures),
             last_token_time=self.last_token_time,
+            ledger=self.ledger,
         )
 
     def append(self, token: Continuation, demands: Demands, now: float) -> float | None:
@@ -50,6 +69,8 @@ class Child:
             self.reports.append(token.report)
         if token.mixture is not None:
             self.mixtures.append(token.mixture)
+        if self.ledger is not None:
+            self.ledger.enter(self.sequence.child, token.token_id, token.logprob, token.report, token.mixture)
         self.check_end(token.token_id, demands)
         return latency
 
@@ -127,6 +148,8 @@ class Child:
             self.sequence.stop_reason = self.text.stopped_by
         self.finish_reason = reason
         self.sequence.move(status)
+        if self.ledger is not None:
+            self.ledger.end(self.sequence.child, reason, self.sequence.stop_reason)
 
 
 def append_all(children: Iterable[tuple[int, Child]], result: StepResult, now: float) -> tuple[int, float]:
@@ -147,5 +170,8 @@ def append_all(children: Iterable[tuple[int, Child]], result: StepResult, now: f
             data.cumulative_logprob += logprobs[index]
             if index in reports:
                 child.reports.append(reports[index])
+            if child.ledger is not None:
+                report = reports.get(index)
+                child.ledger.enter(child.sequence.child, token_ids[index], logprobs[index], report, None)
             count += 1
     return count, latency

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from ramify.engine.demands import Demands
 from ramify.engine.metrics import IterationStats
@@ -12,7 +11,7 @@ from ramify.engine.plan import Draw, TokenReport
 from ramify.engine.request import Request
 from ramify.engine.search.advance import Candidates, Continuation, Independent, Strategy
 from ramify.engine.search.beam import BeamSearch
-from ramify.engine.search.child import Child
+from ramify.engine.search.child import Child, Ledger
 from ramify.engine.search.logprob_rows import Decode, logprob_row
 from ramify.engine.search.ranking import best_of
 from ramify.engine.sequence import Sequence, SequenceStatus
@@ -40,12 +39,6 @@ class Changes:
     latencies: list[float | None] = field(default_factory=list)
 
 
-class Ledger(Protocol):
-    """Hears of every token of a request as it is taken, and whether that ended the child."""
-
-    def enter(self, group: Group, token: Continuation, child: Child) -> None: ...
-
-
 class Group:
     def __init__(
         self,
@@ -66,16 +59,11 @@ class Group:
         self.prompt_reports: list[TokenReport] = []
         root = request.root
         late = LateText(text, root.output_token_ids) if demands.is_quiet else None
-        self.children = {root.child: Child(root, late or text)}
+        self.children = {root.child: Child(root, late or text, ledger=ledger)}
         self._decode = decode
-        self._ledger = ledger
+        self._unbegun = ledger  # which has not heard of a token yet
         self._prompt_token_ids = tuple(request.prompt_token_ids)  # every output names them: made once
         self._grown: list[GrownToken] = []  # in this step, where somebody watches
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether nobody looks at its tokens as they come."""
-        return self.demands.is_quiet and self._ledger is None
 
     def awaits(self, draw: Draw) -> Child | None:
         """The child that a draw continues; None if it has ended since, or another request has taken the id."""
@@ -106,13 +94,14 @@ class Group:
 
     def append(self, child: Child, token: Continuation, now: float) -> float | None:
         """A child takes its token, under the eyes of whoever watches; returns the time since its last one."""
+        if self._unbegun is not None:
+            self._unbegun.begin(self.num_cached_tokens, self.metrics)
+            self._unbegun = None
         if self.demands.is_watched:
             latency, grown = child.append_watched(token, self.demands, now, self._decode)
             self._grown.append(grown)
         else:
             latency = child.append(token, self.demands, now)
-        if self._ledger is not None:
-            self._ledger.enter(self, token, child)
         self.note_end(child)
         return latency
 
