@@ -3,24 +3,79 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import Awaitable, Callable
-from typing import Any
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, get_args, get_origin, get_type_hints
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ramify import AsyncEngine, Request, RequestOutput, SamplingParams
+from ramify import (
+    AsyncEngine,
+    EngineClosedError,
+    EngineFaultError,
+    FinishReason,
+    Request,
+    RequestOutput,
+    SamplingParams,
+)
 from ramify.config import MixtureConfig
 from ramify.engine.core import EngineCore
+from ramify.errors import EngineLostError, InvalidInputError, ProtocolError, UnsupportedError
+from ramify.remote.frames import LARGEST, LENGTH, frame_of, read_frame
+from ramify.remote.link import Link
+from ramify.remote.messages import (
+    Abort,
+    Add,
+    Build,
+    Failed,
+    Ready,
+    ToEngine,
+    ToFront,
+    build_of,
+    encode,
+    for_engine,
+    for_front,
+)
+from ramify.remote.packing import capacity_of, facts_of
 from ramify.remote.remote_engine import RemoteEngine
 from ramify.sampling.mixing import Mixer
 from tests.fake import fake_engine, letters
-from tests.remote import remote
+from tests.remote import connected, hosting, remote
 
 CODEC = letters()
 
 
 def run(body: Callable[[], Awaitable[Any]]) -> Any:
     return asyncio.run(asyncio.wait_for(body(), 60))
+
+
+class Gate:
+    """A device's launch that waits until it is let through, so that tests decide when steps happen."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._allowed = threading.Semaphore(0)
+        self._launch = core.device.launch
+        core.device.launch = self.launch  # type: ignore[method-assign]
+
+    def launch(self, plan: Any) -> Any:
+        self._allowed.acquire()
+        return self._launch(plan)
+
+    def let(self, steps: int) -> None:
+        self._allowed.release(steps)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Waits for other threads; a test that waits in vain fails by its time limit, not by a wrong answer."""
+    async with asyncio.timeout(30):
+        while not true():
+            await asyncio.sleep(0.001)
 
 
 def core(**options: Any) -> EngineCore:
@@ -115,3 +170,295 @@ def test_two_models_are_mixed_as_in_the_same_process(kind: str) -> None:
     here, there = both(SamplingParams(max_tokens=10, n=2, seed=3, logprobs=1, output_kind=kind), num_models=2)
     assert there == here
     assert len(there[0].outputs[0].mixture) == len(there[0].outputs[0].token_ids) > 1
+
+
+def test_a_callers_processors_are_refused_by_name() -> None:
+    async def body() -> None:
+        with remote(core(), CODEC) as engine:
+            asked = Request("asked", None, [1, 2], SamplingParams(logits_processors=[lambda _ids, logits: logits]))
+            with pytest.raises(UnsupportedError, match=r"logits_processors .* engine_process=False"):
+                engine.check(asked)
+            with pytest.raises(UnsupportedError, match="logits_processors"):
+                engine.submit(asked)
+
+    run(body)
+
+
+def test_what_the_engine_would_refuse_is_refused_before_it_is_sent() -> None:
+    made, too_long = core(), Request("asked", None, [1] * 100, SamplingParams(max_tokens=100))
+    with pytest.raises(InvalidInputError) as here:
+        made.check(too_long)
+    with remote(made, CODEC) as engine, pytest.raises(InvalidInputError) as there:
+        engine.check(too_long)
+    assert str(there.value) == str(here.value)
+
+
+# -- many requests, several fronts ------------------------------------------------------------------------------------
+
+
+def many(count: int, **params: Any) -> list[Request]:
+    """Different requests, streamed and not, some with stop strings."""
+    return [
+        Request(
+            f"r{place}",
+            None,
+            [5, 6, 7, 8, place],
+            SamplingParams(
+                n=1 + place % 3,
+                seed=place,
+                stop=["ab", "cc"] if place % 4 == 3 else None,
+                logprobs=1 if place % 5 == 0 else None,
+                output_kind=("delta", "final_only", "cumulative")[place % 3],
+                **{"max_tokens": 6 + place % 7, **params},
+            ),
+        )
+        for place in range(count)
+    ]
+
+
+def essence(output: RequestOutput) -> Any:
+    """All but what depends on who came when."""
+    return replace(output, num_cached_tokens=0, metrics=None)
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_many_at_once_are_not_mixed_up(runs_ahead: bool) -> None:
+    """Three fronts that name their requests alike, and the same requests in one process."""
+    options = {"runs_ahead": runs_ahead, "max_num_seqs": 48, "num_blocks": 400, "max_num_batched_tokens": 256}
+
+    async def here() -> list[RequestOutput]:
+        engine = AsyncEngine(core(**options))
+        try:
+            return await outputs(engine, many(9))
+        finally:
+            await engine.shutdown()
+
+    async def there() -> list[list[RequestOutput]]:
+        made = core(**options)
+        with hosting([made]) as server:
+            fronts = [connected(server, CODEC)[0] for _ in range(3)]
+            got = await asyncio.gather(*(outputs(front, many(9)) for front in fronts))
+            assert [(await front.state()).num_unfinished for front in fronts] == [0, 0, 0]
+            assert sum((await fronts[0].state()).observations.ends.values()) == 27, "everybody's are counted together"
+            for front in fronts:
+                front.stop()
+        assert made.stats()["blocks_in_use"] == 0
+        return got
+
+    wanted = [essence(output) for output in run(here)]
+    assert [[essence(output) for output in front] for front in run(there)] == [wanted] * 3
+
+
+def test_a_front_that_goes_takes_its_own_requests_with_it_and_no_others() -> None:
+    async def body() -> None:
+        made = core()
+        gate = Gate(made)
+        with hosting([made]) as server:
+            [staying], [going] = connected(server, CODEC), connected(server, CODEC)
+            long = SamplingParams(max_tokens=40, ignore_eos=True, output_kind="delta")
+            streams = [front.submit(Request("same", None, [1, 2, 3], long)) for front in (staying, going)]
+            gate.let(3)
+            await asyncio.gather(*(anext(stream) for stream in streams))
+            going._link._socket.close()
+            going._link._socket = socket.socket()  # it is gone as if its process were
+            gate.let(1_000)
+            assert len((await streams[0].final()).outputs[0].token_ids) < 40
+            await until(lambda: staying.stats()["blocks_in_use"] == 0)
+            assert (await staying.state()).num_unfinished == 0
+            staying.stop()
+
+    run(body)
+
+
+def test_an_abort_leaves_what_there_is() -> None:
+    async def body() -> None:
+        made = core()
+        gate = Gate(made)
+        with remote(made, CODEC) as engine:
+            [told, silent] = (
+                Request(kind, None, [1, 2, 3], SamplingParams(max_tokens=40, seed=1, ignore_eos=True, output_kind=kind))
+                for kind in ("delta", "final_only")
+            )
+            streams = [engine.submit(told), engine.submit(silent)]
+            gate.let(6)
+            first = await anext(streams[0])
+            await until(lambda: engine.stats()["steps"] >= 4)
+            engine.abort("delta")
+            engine.abort("final_only")
+            engine.abort("nobody")
+            gate.let(1_000)
+            rest, whole = [await stream.final() for stream in streams]
+            tokens = first.outputs[0].token_ids + rest.outputs[0].token_ids
+            assert 4 <= len(tokens) < 40
+            assert tokens == whole.outputs[0].token_ids[: len(tokens)]
+            assert {rest.outputs[0].finish_reason, whole.outputs[0].finish_reason} == {FinishReason.ABORT}
+            assert first.outputs[0].text + rest.outputs[0].text == CODEC.decode(tokens)
+            assert engine.stats()["blocks_in_use"] == 0
+
+    run(body)
+
+
+def test_a_stream_that_is_dropped_aborts_its_request() -> None:
+    async def body() -> None:
+        with remote(core(), CODEC) as engine:
+            stream = engine.submit(Request("dropped", None, [1, 2], SamplingParams(max_tokens=120, ignore_eos=True)))
+            await asyncio.sleep(0.01)
+            del stream
+            await until(lambda: engine.num_unfinished == 0)
+
+    run(body)
+
+
+def test_a_step_that_fails_ends_all_requests_and_the_next_ones_are_served() -> None:
+    async def body() -> None:
+        made = core()
+        launch = made.device.launch
+
+        def broken(_plan: Any) -> Any:
+            raise MemoryError("/home/somebody/secret")
+
+        with hosting([made]) as server:
+            fronts = [connected(server, CODEC)[0] for _ in range(2)]
+            made.device.launch = broken  # type: ignore[method-assign, assignment]
+            streams = [front.submit(many(1)[0]) for front in fronts]
+            for stream in streams:
+                with pytest.raises(EngineFaultError, match=r"failed in a step \(MemoryError\)$"):
+                    await stream.final()
+            await until(lambda: not any(front.is_sound for front in fronts))
+            made.device.launch = launch  # type: ignore[method-assign]
+            await fronts[0].submit(many(1)[0]).final()
+            await until(lambda: all(front.is_sound for front in fronts))
+            for front in fronts:
+                front.stop()
+
+    run(body)
+
+
+def test_after_the_end_requests_are_refused() -> None:
+    async def body() -> None:
+        with remote(core(), CODEC) as engine:
+            stream = engine.submit(Request("cut", None, [1, 2], SamplingParams(max_tokens=120, ignore_eos=True)))
+            await engine.shutdown()
+            assert (await stream.final()).outputs[0].finish_reason is FinishReason.ABORT
+            with pytest.raises(EngineClosedError):
+                engine.submit(many(1)[0])
+
+    run(body)
+
+
+# -- damaged messages -------------------------------------------------------------------------------------------------
+
+
+DAMAGED = {
+    "too large": LENGTH.pack(LARGEST + 1),
+    "no message": frame_of(b"\xc1"),
+    "another type": frame_of(msgspec.msgpack.encode([["Add", "zero"]])),
+    "an unknown name": frame_of(msgspec.msgpack.encode([["Import", "os"]])),
+    "no such model": frame_of(encode([Abort(7, 0)])),
+    "half a number": frame_of(encode([Add(0, 0, b"123", {})])),
+    "an unknown field": frame_of(encode([Add(0, 0, bytes(8), {"nonsense": 1})])),
+    "a wrong value": frame_of(encode([Add(0, 0, bytes(8), {"n": "many"})])),
+    "a deep one": frame_of(b"\x91" * 100_000),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_messages_end_their_connection_or_request_and_nothing_else(name: str) -> None:
+    async def body() -> None:
+        with hosting([core()]) as server:
+            [other] = connected(server, CODEC)
+            ours, theirs = socket.socketpair()
+            server.admit(theirs)
+            assert for_front(read_frame(ours) or b"")[0] == Ready([facts_of(core().capacity)])
+            ours.sendall(DAMAGED[name])
+            answer = await asyncio.to_thread(read_frame, ours)
+            assert answer is None or isinstance(for_front(answer)[0], Failed)
+            ours.close()
+            assert (await other.submit(many(1)[0]).final()).finished
+            other.stop()
+
+    run(body)
+
+
+def test_an_engine_that_sends_nonsense_is_lost() -> None:
+    async def body() -> None:
+        ours, theirs = socket.socketpair()
+        link = Link(ours)
+        theirs.sendall(frame_of(encode([Ready([facts_of(core().capacity)])])))
+        [facts] = link.wait_ready(print)
+        engine = RemoteEngine(link, 0, CODEC, capacity_of(facts))
+        lost: list[EngineLostError] = []
+        link.when_lost(lost.append)
+        link.start([engine])
+        stream = engine.submit(many(1)[0])
+        theirs.sendall(frame_of(msgspec.msgpack.encode([["Told", 0, "text"]])))
+        with pytest.raises(EngineLostError, match="a message cannot be read"):
+            await stream.final()
+        assert not engine.is_sound
+        assert [str(error) for error in lost] == [str(link.error)]
+        with pytest.raises(EngineLostError):
+            engine.submit(many(1)[0])
+        with pytest.raises(EngineLostError):
+            engine.stats()
+        engine.stop()
+
+    run(body)
+
+
+# -- every message ----------------------------------------------------------------------------------------------------
+
+SCALARS: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(-(2**63), 2**64 - 1),
+    float: st.floats(allow_nan=False),
+    str: st.text(),
+    bytes: st.binary(),
+    bool: st.booleans(),
+    type(None): st.none(),
+    Any: st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.text(), st.lists(st.integers(0, 9))),
+}
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
+    """Whatever a field of this type may hold."""
+    if kind in SCALARS:
+        return SCALARS[kind]
+    if isinstance(kind, type) and issubclass(kind, FinishReason):
+        return st.sampled_from(kind)
+    arguments = get_args(kind)
+    if get_origin(kind) is list:
+        return st.lists(values_of(arguments[0]), max_size=3)
+    if get_origin(kind) is dict:
+        return st.dictionaries(values_of(arguments[0]), values_of(arguments[1]), max_size=3)
+    if get_origin(kind) is tuple:
+        if arguments[-1] is Ellipsis:
+            return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
+        return st.tuples(*map(values_of, arguments))
+    if arguments:
+        return st.one_of(*map(values_of, arguments))
+    hints = get_type_hints(kind)
+    return st.builds(kind, **{name: values_of(hint) for name, hint in hints.items()})
+
+
+@pytest.mark.parametrize("kind", [*get_args(ToEngine), *get_args(ToFront)], ids=lambda kind: kind.__name__)
+def test_every_message_comes_back_as_it_was(kind: Any) -> None:
+    read = for_engine if kind in get_args(ToEngine) else for_front
+
+    @settings(max_examples=12)
+    @given(st.lists(values_of(kind), min_size=1, max_size=2))
+    def check(messages: list[Any]) -> None:
+        assert read(encode(messages)) == messages
+
+    check()
+
+
+@settings(max_examples=12)
+@given(values_of(Build))
+def test_so_does_what_an_engine_is_built_from(build: Build) -> None:
+    assert build_of(encode(build)) == build
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_do_more_than_be_refused(content: bytes) -> None:
+    for read in (for_engine, for_front, build_of):
+        with suppress(ProtocolError):
+            read(content)
