@@ -1,9 +1,10 @@
 """The CPU's own kernels beside torch's operators: all products of a step, and one layer's attention, in turns.
 
-Products are bound by reading weights up to some ten rows, then by arithmetic. Attention is bound by reading keys and
-values for single rows, by arithmetic for prompts and shared prefixes. So GFLOP/s and GB/s are printed beside the times.
+Products are bound by reading weights up to some ten rows, then by arithmetic; weights of few bits are read faster.
+Attention is bound by reading keys and values for single rows, by arithmetic for prompts and shared prefixes. So GFLOP/s
+and GB/s are printed beside the times.
 
-    python bench/cpu.py [--repeats 8]
+    python bench/cpu.py [--repeats 8] [--formats BF16 Q4_1 Q6_K …] [--busy]
 
 Times are the best of the repeats, in ms, on the shape of the default model. The last line is JSON.
 """
@@ -17,6 +18,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -30,59 +32,80 @@ from workloads import MODEL_SHAPE  # type: ignore[import-not-found]
 
 from ramify.cpu import attention_items as attention
 from ramify.cpu.library import Library, load
-from ramify.cpu.panels import PackedLinear
+from ramify.cpu.panels import PanelPacking, Product
 from ramify.device import torch_attention
 from ramify.device.pool import KVPool
 from ramify.device.reads import Reads
 from ramify.engine.plan import Chunk, SharedPrefix
 from ramify.models.families import architecture_from_config
+from ramify.models.gguf_quants import FORMATS_BY_NAME, QuantFormat
 from ramify.models.linear import Linear
+from ramify.models.stored import StoredTensor
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 1024)
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 9, 3, 64, 16, 4_000
 LAYERS_AT_ONCE = 6  # together their keys and values are larger than any cache
 
 
-def best_ms(repeats: int, *ways: Callable[[], object]) -> list[float]:
+def best_ms(repeats: int, clock: Callable[[], float], *ways: Callable[[], object]) -> list[float]:
     """The best time of each way, with the ways taking turns."""
     best = [float("inf")] * len(ways)
     for _ in range(repeats):
         for index, way in enumerate(ways):
-            start = time.perf_counter()
+            start = clock()
             way()
-            best[index] = min(best[index], (time.perf_counter() - start) * 1e3)
+            best[index] = min(best[index], (clock() - start) * 1e3)
     return best
 
 
-def products(library: Library, repeats: int) -> dict[str, list[float]]:
-    hidden, inner = MODEL_SHAPE["hidden_size"], MODEL_SHAPE["intermediate_size"]
+def stored(quant_format: QuantFormat, rows: int, depth: int) -> StoredTensor:
+    """Random weights; bytes are below 64, so that two of them are a float16 of usual size."""
+    size = rows * depth // quant_format.block_size * quant_format.block_bytes
+    return StoredTensor(torch.randint(0, 64, (size,), dtype=torch.uint8), quant_format, (rows, depth))
+
+
+def products(library: Library, formats: list[str], repeats: int, clock: Callable[[], float]) -> dict[str, list[float]]:
+    """The step's shapes, but for depths that are whole blocks of every format: 512 and 1,536."""
+    hidden, inner = 512, MODEL_SHAPE["intermediate_size"]
     qkv = (HEADS + 2 * KV_HEADS) * HEAD_DIM
     shapes = [(qkv, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner)] * MODEL_SHAPE["num_hidden_layers"]
-    linears = [Linear(torch.randn(shape)) for shape in [*shapes, (MODEL_SHAPE["vocab_size"], hidden)]]
-    packed = [PackedLinear(library, linear) for linear in linears]
-    one_dnn = [torch.ops.mkldnn._reorder_linear_weight(linear.weight, 64) for linear in linears]
-    print(f"{'products, rows':<22}{'ours':>9}{'GFLOP/s':>9}{'oneDNN':>9}{'linear':>9}")
+    shapes.append((MODEL_SHAPE["vocab_size"], hidden))
+
+    def packed(name: str) -> list[Product]:
+        linears = [Linear(torch.empty(shape, device="meta")) for shape in shapes]
+        for linear in linears:
+            linear.put(0, stored(FORMATS_BY_NAME[name], *linear.weight.shape), PanelPacking(library))
+        return [Product(library, linear) for linear in linears]
+
+    ways = {name: packed(name) for name in ["F32", *formats]}
+    dense = [torch.randn(shape) for shape in shapes]
+    one_dnn = [torch.ops.mkldnn._reorder_linear_weight(weight, 64) for weight in dense]
+    columns = "".join(f"{name:>9}" for name in formats)
+    print(f"{'products, rows':<22}{'F32':>9}{'GFLOP/s':>9}{'oneDNN':>9}{'linear':>9}{columns}")
 
     def times_of(rows: int) -> list[float]:
-        some = linears if rows <= 64 else linears[:-1]  # the head sees only one row of a long prompt
-        inputs = [torch.randn(rows, linear.weight.shape[1]) for linear in linears[:4]]
-        outputs = {len(linear.weight): torch.empty(rows, len(linear.weight)) for linear in some}
+        some = shapes if rows <= 64 else shapes[:-1]  # the head sees only one row of a long prompt
+        inputs = {depth: torch.randn(rows, depth) for depth in (hidden, inner)}
+        outputs = {outputs: torch.empty(rows, outputs) for outputs, _ in some}
 
-        def ours() -> None:
-            for index, linear in enumerate(some):
-                packed[index].multiply(inputs[index % 4], outputs[len(linear.weight)])
+        def ours(name: str) -> None:
+            for (outputs_of, depth), product in zip(some, ways[name], strict=False):
+                product.multiply(inputs[depth], outputs[outputs_of])
 
         def theirs() -> None:
-            for index in range(len(some)):
-                torch.ops.mkldnn._linear_pointwise(inputs[index % 4], one_dnn[index], None, "none", [], "")
+            for (_, depth), weight in zip(some, one_dnn, strict=False):
+                torch.ops.mkldnn._linear_pointwise(inputs[depth], weight, None, "none", [], "")
 
         def plain() -> None:
-            for index, linear in enumerate(some):
-                torch.nn.functional.linear(inputs[index % 4], linear.weight)
+            for (_, depth), weight in zip(some, dense, strict=False):
+                torch.nn.functional.linear(inputs[depth], weight)
 
-        times = best_ms(max(2, repeats // (1 + rows // 256)), ours, theirs, plain)
-        operations = 2 * rows * sum(linear.weight.numel() for linear in some)
-        print(f"{rows:<22,}{times[0]:9.1f}{operations / times[0] / 1e6:9.0f}{times[1]:9.1f}{times[2]:9.1f}")
+        packed_ways = [partial(ours, name) for name in formats]
+        turns = max(2, repeats // (1 + rows // 256))
+        times = best_ms(turns, clock, partial(ours, "F32"), theirs, plain, *packed_ways)
+        operations = 2 * rows * sum(outputs * depth for outputs, depth in some)
+        rest = "".join(f"{each:9.1f}" for each in times[3:])
+        print(f"{rows:<22,}{times[0]:9.1f}{operations / times[0] / 1e6:9.0f}{times[1]:9.1f}{times[2]:9.1f}{rest}")
         return times
 
     return {f"products of {rows} rows": times_of(rows) for rows in ROWS}
@@ -111,7 +134,7 @@ def attention_steps() -> dict[str, tuple[list[Chunk], list[SharedPrefix]]]:
     }
 
 
-def attention_times(library: Library, repeats: int) -> dict[str, list[float]]:
+def attention_times(library: Library, repeats: int, clock: Callable[[], float]) -> dict[str, list[float]]:
     architecture = architecture_from_config({**MODEL_SHAPE, "num_hidden_layers": LAYERS_AT_ONCE})
     pool = KVPool(architecture, NUM_BLOCKS, BLOCK_SIZE, torch.float32, torch.device("cpu"))
     pool.kv.normal_()
@@ -148,7 +171,7 @@ def attention_times(library: Library, repeats: int) -> dict[str, list[float]]:
             for layer in range(LAYERS_AT_ONCE):
                 on_torch.forward(layer, queries, keys, values)
 
-        times = [each / LAYERS_AT_ONCE for each in best_ms(repeats, ours, theirs)]
+        times = [each / LAYERS_AT_ONCE for each in best_ms(repeats, clock, ours, theirs)]
         operations = 4 * HEADS * HEAD_DIM * sum(sum(range(chunk.start + 1, chunk.end + 1)) for chunk in chunks)
         held = {block for chunk in chunks for block in chunk.block_table}
         read = len(held) * BLOCK_SIZE * 2 * KV_HEADS * HEAD_DIM * 4
@@ -162,9 +185,16 @@ def attention_times(library: Library, repeats: int) -> dict[str, list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--formats", nargs="*", metavar="NAME", choices=list(FORMATS_BY_NAME), default=["BF16", "Q4_1"])
+    parser.add_argument("--busy", action="store_true", help="one thread, and the time it computed: for a busy machine")
     options = parser.parse_args()
+    clock = time.perf_counter
+    if options.busy:
+        clock = time.process_time
+        torch.set_num_threads(1)
     library = load(print)
-    results = products(library, options.repeats) | attention_times(library, options.repeats)
+    results = products(library, options.formats, options.repeats, clock)
+    results |= attention_times(library, options.repeats, clock)
     rounded = {name: [round(each, 4) for each in times] for name, times in results.items()}
     print(json.dumps({"ms": rounded, "machine": f"{processor_name()}, {os.cpu_count()} cores"}))
 

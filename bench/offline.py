@@ -48,8 +48,9 @@ def floor_tok_s(workload: Workload) -> float:
 
     from ramify.cpu.compiler import NoCompilerError
     from ramify.cpu.library import load
-    from ramify.cpu.panels import PackedLinear
+    from ramify.cpu.panels import PanelPacking, Product
     from ramify.models.linear import Linear, may_pack
+    from ramify.models.stored import StoredTensor
 
     shapes = [(960, 576), (576, 576), (3072, 576), (576, 1536)] * 30
     layers = [Linear(torch.randn(*shape)) for shape in shapes]
@@ -58,10 +59,12 @@ def floor_tok_s(workload: Workload) -> float:
         linear.may_pack = may_pack(linear.weight, 0)
 
     forms = ["linear", "transposed", "chosen"]
-    packed: dict[int, PackedLinear] = {}
+    packed: dict[int, Product] = {}
     with contextlib.suppress(NoCompilerError):
         library = load(lambda _: None)
-        packed = {id(linear): PackedLinear(library, linear) for linear in (*layers, head)}
+        for linear in (*layers, head):
+            linear.put(0, StoredTensor.of(linear.weight), PanelPacking(library))
+            packed[id(linear)] = Product(library, linear)
         forms.append("panels")
 
     def multiply(form: str, linear: Linear, x: torch.Tensor, out: torch.Tensor) -> None:

@@ -50,6 +50,10 @@ class ModelConfig:
     logprobs_mode: LogprobsMode = setting("raw", "raw: the model's own; processed: what was drawn from")
     warmup: Warmup = setting("lazy", "full: every CUDA graph is captured at the start; lazy: when first needed")
     enforce_eager: bool = setting(False, "no CUDA graphs; on a CPU no compiled kernels")
+    dequantize: bool = setting(
+        False,
+        "on a CPU: hold all weights as float32, whatever the checkpoint's format; load_weights may then replace any",
+    )
     generation_config: GenerationConfig = setting(
         "auto", "auto: sample as the checkpoint recommends, unless told otherwise; none: as it is"
     )
@@ -68,6 +72,7 @@ class ModelConfig:
         check.choice("logprobs_mode", self.logprobs_mode, get_args(LogprobsMode))
         check.choice("warmup", self.warmup, get_args(Warmup))
         check.boolean("enforce_eager", self.enforce_eager)
+        check.boolean("dequantize", self.dequantize)
         check.choice("generation_config", self.generation_config, get_args(GenerationConfig))
         check.integer("seed", self.seed, SEED_LOW, SEED_HIGH)
 
@@ -224,6 +229,7 @@ class EngineOptions(TypedDict, total=False):
     logprobs_mode: LogprobsMode
     warmup: Warmup
     enforce_eager: bool
+    dequantize: bool
     generation_config: GenerationConfig
     seed: int
     block_size: int

@@ -196,9 +196,10 @@ class LLM:
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replaces all weights in place by a stream of (name, tensor), under the names of a Hugging Face checkpoint.
 
-        Strict: every parameter exactly once, shapes as they are. What earlier prompts left in the prefix cache was
-        computed with the old weights, so it is forgotten. If the stream breaks off, weights of two kinds are mixed:
-        nothing is generated until another stream has filled them all.
+        Strict: every parameter exactly once, shapes as they are. Weights that are held quantised (a GGUF file's, on a
+        CPU) are replaced only where the engine was made with dequantize=True. What earlier prompts left in the prefix
+        cache was computed with the old weights, so it is forgotten. If the stream breaks off, weights of two kinds are
+        mixed: nothing is generated until another stream has filled them all.
         """
         self._calls.between(lambda: self._replace_weights(weights))
 
@@ -207,6 +208,11 @@ class LLM:
     def _replace_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         if self.core.has_unfinished():
             raise InvalidInputError("weights can be replaced between calls only: requests are running")
+        if formats := self._decoder.quantised_formats:
+            raise InvalidInputError(
+                f"the model's weights are held quantised ({', '.join(formats)}) and cannot be replaced by others: "
+                "LLM(…, dequantize=True) holds them as float32"
+            )
         self._weights_are_whole = False
         self.core.reset_prefix_cache()
         fill(self._decoder, weights)

@@ -16,26 +16,27 @@ from torch import Tensor
 
 from ramify.cpu.attention_items import SHARING, CpuAttention
 from ramify.cpu.library import Library
-from ramify.cpu.panels import Ending, PackedLinear
+from ramify.cpu.panels import Ending, PanelPacking, Panels, Product
 from ramify.device.layers import Batch
 from ramify.device.pool import KVPool
 from ramify.device.reads import Reads, SharingRule
 from ramify.models.decoder import Decoder, Layer
 
 
-class _PackedLayer:
+class _Products:
     def __init__(self, library: Library, layer: Layer) -> None:
         self.layer = layer
-        self.qkv = PackedLinear(library, layer.qkv)
-        self.output = PackedLinear(library, layer.output)
-        self.gate_up = PackedLinear(library, layer.gate_up, gated=True)
-        self.down = PackedLinear(library, layer.down)
+        self.qkv = Product(library, layer.qkv)
+        self.output = Product(library, layer.output)
+        self.gate_up = Product(library, layer.gate_up, gated=True)
+        self.down = Product(library, layer.down)
 
 
 class CpuLayers:
-    """float32 on a CPU. Weights are packed at start-up, so that no request waits for it or fails for lack of memory."""
+    """float32 on a CPU, for a decoder whose weights are in panels."""
 
     def __init__(self, library: Library, decoder: Decoder, pool: KVPool, sharing: SharingRule = SHARING) -> None:
+        assert isinstance(decoder.packing, PanelPacking), "the decoder's weights must be in panels"
         self.decoder = decoder
         self.pool = pool
         self.device = decoder.device
@@ -43,13 +44,9 @@ class CpuLayers:
         self.sharing = sharing
         self._library = library
         self._attention = CpuAttention(library, pool, decoder.arch.num_heads)
-        self._layers = [_PackedLayer(library, layer) for layer in decoder.layers]
-        self._head = PackedLinear(library, decoder.head)
+        self._layers = [_Products(library, layer) for layer in decoder.layers]
+        self._head = Product(library, decoder.head)
         self._buffers: dict[str, Tensor] = {}
-        for packed in self._layers:
-            for linear in (packed.qkv, packed.output, packed.gate_up, packed.down):
-                linear.pack()
-        self._head.pack()
 
     def prepare(self, reads: Reads) -> None:
         self._reads = reads
@@ -62,12 +59,14 @@ class CpuLayers:
         rotations = (angles.cos() * arch.rope.attention_factor, angles.sin() * arch.rope.attention_factor)
 
         residual = self._buffer("residual", total, arch.hidden_size)
-        torch.index_select(decoder.embedding, 0, batch.token_ids, out=residual)
+        embedding = decoder.table.parts[0]
+        assert isinstance(embedding, Panels)
+        embedding.rows(batch.token_ids, out=residual)
         qkv = self._buffer("qkv", total, arch.num_heads + 2 * arch.num_kv_heads, arch.head_dim)
         attended = self._buffer("attended", total, arch.num_heads * arch.head_dim)
-        for index, packed in enumerate(self._layers):
-            x = self._norm(residual, packed.layer.input_norm)
-            packed.qkv.multiply(x, qkv)
+        for index, products in enumerate(self._layers):
+            x = self._norm(residual, products.layer.input_norm)
+            products.qkv.multiply(x, qkv)
             self._rotate_and_write(index, qkv, rotations, batch.slots)
             if index == arch.num_layers - 1 and rows is not None:
                 if not rows:
@@ -77,11 +76,11 @@ class CpuLayers:
                 residual, attended = residual[selected], attended[selected]
             else:
                 self._attention.attend(self._whole, index, qkv, attended)
-            packed.output.multiply(attended, residual, Ending.ADD)
-            x = self._norm(residual, packed.layer.post_norm)
+            products.output.multiply(attended, residual, Ending.ADD)
+            x = self._norm(residual, products.layer.post_norm)
             inner = self._buffer("inner", len(x), arch.intermediate_size)
-            packed.gate_up.multiply(x, inner, Ending.GATED)
-            packed.down.multiply(inner, residual, Ending.ADD)
+            products.gate_up.multiply(x, inner, Ending.GATED)
+            products.down.multiply(inner, residual, Ending.ADD)
         return self._norm(residual, decoder.final_norm)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:

@@ -16,10 +16,14 @@ _POINTER, _LONG, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
 
 _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "tile_columns": ([], _LONG),
-    # weight, panels, rows, depth, num_panels, is_gated, threads
-    "pack": ([_POINTER] * 2 + [_LONG] * 5, None),
-    # x, panels, bias, out, rows, depth, columns, num_panels, ending, threads
-    "multiply_packed": ([_POINTER] * 4 + [_LONG] * 6, None),
+    # format, rows, depth
+    "panels_size": ([_LONG] * 3, _LONG),
+    # format, stored, panels, rows, depth, threads
+    "pack": ([_LONG] + [_POINTER] * 2 + [_LONG] * 3, None),
+    # format, panels, rows, out, count, depth, threads
+    "unpack_rows": ([_LONG] + [_POINTER] * 3 + [_LONG] * 3, None),
+    # x, parts, num_parts, out, rows, depth, columns, ending, threads
+    "multiply_packed": ([_POINTER] * 2 + [_LONG, _POINTER] + [_LONG] * 5, None),
     # x, weight, epsilon, out, rows, columns, threads
     "norm": ([_POINTER] * 2 + [_DOUBLE, _POINTER] + [_LONG] * 3, None),
     # qkv, cosines, sines, query_norm, key_norm, epsilon, slots, pool, rows, heads, kv_heads, head_dim, threads
@@ -41,7 +45,9 @@ class Library:
         for name, (arguments, result) in _SIGNATURES.items():
             function = getattr(functions, name)
             function.argtypes, function.restype = arguments, result
+        self.panels_size = functions.panels_size
         self.pack = functions.pack
+        self.unpack_rows = functions.unpack_rows
         self.multiply_packed = functions.multiply_packed
         self.norm = functions.norm
         self.rotate_and_write = functions.rotate_and_write

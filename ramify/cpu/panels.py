@@ -1,11 +1,13 @@
-"""A weight packed for multiplication: panels of as many outputs as a tile of registers holds.
+"""Weights packed for multiplication: panels of as many outputs as a tile of registers holds, in any number format.
 
 weight (outputs, depth) -> panels (outputs / C, depth, C), C = 64 with AVX-512, 16 with AVX2; the last is padded with
 zeros. Panels are read one after the other from end to end, whatever the number of rows, and each element of a product
 is summed in the order of depth: a row's result does not depend on the rows beside it.
 
-A gated weight (gate's rows, then up's) has C / 2 outputs of gate and C / 2 of up in each panel, so that one tile holds
-all that silu(gate) * up needs.
+Weights keep the bits they have in their checkpoint (formats.h): they are unpacked in registers, or, for many rows, a
+piece at a time into the cache. The numbers are those that dequantising gives, bit for bit.
+
+A gated weight is two, gate and up: a tile of each is multiplied, and silu(gate) * up goes to the output.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import torch
 from torch import Tensor
 
 from ramify.cpu.library import Library
+from ramify.models.gguf_quants import QuantFormat
 from ramify.models.linear import Linear
+from ramify.models.stored import StoredTensor
 
 
 class Ending(IntEnum):
@@ -24,11 +28,63 @@ class Ending(IntEnum):
 
     PLAIN = 0
     ADD = 1  # to what the output holds
-    GATED = 2  # silu(first half) * second half
+    GATED = 2  # silu(first part) * second part
 
 
-class PackedLinear:
-    """A linear layer's weight in panels, packed again when it was written to."""
+class Panels:
+    """Some outputs of a weight, of one number format."""
+
+    def __init__(self, library: Library, weight: StoredTensor) -> None:
+        self._library = library
+        self.stored_in: QuantFormat = weight.quant_format
+        self.num_rows, self.depth = weight.shape
+        size = library.panels_size(self.stored_in.type_id, self.num_rows, self.depth)
+        self.data = torch.empty(size, dtype=torch.uint8)
+        library.pack(
+            self.stored_in.type_id,
+            weight.data.data_ptr(),
+            self.data.data_ptr(),
+            self.num_rows,
+            self.depth,
+            torch.get_num_threads(),
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        return self.data.nbytes
+
+    def rows(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
+        """int64 (T,) -> these rows as float32 (T, depth)."""
+        found = torch.empty(len(ids), self.depth) if out is None else out
+        dense = ids.contiguous()  # held until it has been read
+        self._library.unpack_rows(
+            self.stored_in.type_id,
+            self.data.data_ptr(),
+            dense.data_ptr(),
+            found.data_ptr(),
+            len(dense),
+            self.depth,
+            1 if len(dense) < ROWS_PER_THREAD else torch.get_num_threads(),
+        )
+        return found
+
+
+ROWS_PER_THREAD = 16  # with fewer, one thread is done before a second has woken up
+
+
+class PanelPacking:
+    """Packs weights in the format they come in, or all of them as float32."""
+
+    def __init__(self, library: Library, *, dequantize: bool = False) -> None:
+        self.library = library
+        self._dequantize = dequantize
+
+    def pack(self, weight: StoredTensor) -> Panels:
+        return Panels(self.library, weight.in_float32() if self._dequantize else weight)
+
+
+class Product:
+    """A linear layer's parts as the kernels read them."""
 
     def __init__(self, library: Library, linear: Linear, *, gated: bool = False) -> None:
         self._library = library
@@ -36,58 +92,37 @@ class PackedLinear:
         self._gated = gated
         outputs, self._depth = linear.weight.shape
         self._columns = outputs // 2 if gated else outputs
-        width = library.tile_columns // 2 if gated else library.tile_columns
-        self._num_panels = -(-self._columns // width)
-        self._panels: Tensor | None = None
-        self._bias: Tensor | None = None
-        self._versions = (-1, -1)
-
-    def pack(self) -> None:
-        """Now, rather than when it is first multiplied."""
-        self._packed()
+        self._table = torch.empty(0)
+        self._made_of = -1
 
     def multiply(self, x: Tensor, out: Tensor, ending: Ending = Ending.PLAIN) -> None:
         """x (T, depth) dense -> out (T, outputs) dense."""
         assert x.is_contiguous(), "rows of x must lie one after the other"
         assert out.is_contiguous(), "rows of the output must lie one after the other"
         assert (x.shape[1], out.numel()) == (self._depth, len(x) * self._columns), "x or the output is of another shape"
-        assert (ending is Ending.GATED) == self._gated, "a gated weight is packed for that ending alone"
-        panels, bias = self._packed()
+        assert (ending is Ending.GATED) == self._gated, "a gated weight is for that ending alone"
+        if self._made_of != self._linear.times_packed:
+            self._table = self._parts()
+            self._made_of = self._linear.times_packed
         self._library.multiply_packed(
             x.data_ptr(),
-            panels.data_ptr(),
-            None if bias is None else bias.data_ptr(),
+            self._table.data_ptr(),
+            len(self._table),
             out.data_ptr(),
             x.shape[0],
             self._depth,
             self._columns,
-            self._num_panels,
             ending,
             torch.get_num_threads(),
         )
 
-    def _packed(self) -> tuple[Tensor, Tensor | None]:
-        # torch counts the writes to a tensor and its views, so weights loaded in place are noticed.
-        weight, bias = self._linear.weight, self._linear.bias
-        versions = (weight._version, -1 if bias is None else bias._version)
-        if self._panels is None or versions != self._versions:
-            self._panels = self._pack(weight)
-            self._bias = None if bias is None else self._pack(bias[:, None]).flatten()
-            self._versions = versions
-        return self._panels, self._bias
-
-    def _pack(self, weight: Tensor) -> Tensor:
-        """(outputs, depth) -> (panels, depth, columns of a tile)"""
-        outputs, depth = weight.shape
-        dense = weight.contiguous()  # held until it has been read
-        panels = torch.empty(self._num_panels, depth, self._library.tile_columns)
-        self._library.pack(
-            dense.data_ptr(),
-            panels.data_ptr(),
-            outputs,
-            depth,
-            self._num_panels,
-            self._gated,
-            torch.get_num_threads(),
-        )
-        return panels
+    def _parts(self) -> Tensor:
+        """int64 (parts, 4): format, address of panels, address of the bias or 0, outputs."""
+        parts, bias = sorted(self._linear.parts.items()), self._linear.bias
+        rows = []
+        for first_row, part in parts:
+            assert isinstance(part, Panels)
+            address = 0 if bias is None else bias.data_ptr() + first_row * bias.itemsize
+            rows.append((part.stored_in.type_id, part.data.data_ptr(), address, part.num_rows))
+        assert sum(row[-1] for row in rows) == len(self._linear.weight), "some rows of the weight were not packed"
+        return torch.tensor(rows)

@@ -1,68 +1,135 @@
-// x times a packed weight. See cpu/panels.py for the layout.
-#include "vectors.h"
+// x times packed weights, and what becomes of it. See cpu/panels.py for the layout.
+#include "panel_tiles.h"
 
 namespace {
 
-constexpr long DEPTH_AT_ONCE = 512;  // of the weight: 128 KiB of a panel stay in the second cache
-constexpr long ROWS_AT_ONCE = 192;   // of x: as much again
-
 enum Ending { PLAIN, ADD, GATED };
 
+struct Part {               // of a weight, as cpu/panels.py writes it: outputs that have one number format
+    int64_t format;         // GGML's number
+    const uint8_t* panels;  // (ceil(columns / TILE_COLUMNS), depth / UNIT, UNIT_BYTES)
+    const float* bias;      // (columns,) or null
+    int64_t columns;
+
+    long num_panels() const { return (columns + TILE_COLUMNS - 1) / TILE_COLUMNS; }
+};
+
 struct Product {
-    const float *x, *panels, *bias;
+    const float* x;
+    const Part* parts;
     float* out;
-    long depth, columns;
+    long depth, columns;  // of the output
     Ending ending;
 };
 
-// Writes a tile of sums: as it is, added to what is there, or as silu(first half) * second half.
-void finish(const Product& product, long row, long count, long column, float* sums) {
-    for (long i = 0; i < count; ++i) {
-        float* values = sums + i * TILE_COLUMNS;
-        if (product.bias)
-            for (long j = 0; j < TILE_COLUMNS; ++j) values[j] += product.bias[column + j];  // padded to whole panels
-        if (product.ending == GATED) {
-            constexpr long half = TILE_COLUMNS / 2;
-            for (long j = 0; j < half; j += WIDTH) {
-                Vector gate = load(values + j);
-                store(values + j, gate / (1.0f + power_of_two(gate * -1.44269504f)) * load(values + half + j));
-            }
-        }
-        const long wide = product.ending == GATED ? TILE_COLUMNS / 2 : TILE_COLUMNS;
-        const long first = product.ending == GATED ? column / 2 : column;
-        const long left = product.columns - first;
-        float* to = product.out + (row + i) * product.columns + first;
-        if (left >= wide) {
-            for (long j = 0; j < wide; j += WIDTH)
+// sums (rows, TILE_COLUMNS) = x (rows, depth) * one panel, and the bias.
+void multiply_part(const Product& product, const Part& part, long panel, long first, long rows, float* sums) {
+    const float* x = product.x + first * product.depth;
+    with_format(part.format, [&](auto format) {
+        using Format = decltype(format);
+        const uint8_t* units = part.panels + panel * (product.depth / Format::UNIT) * Format::UNIT_BYTES;
+        multiply_panel<Format>(x, units, rows, product.depth, sums);
+    });
+    if (!part.bias) return;
+    const long column = panel * TILE_COLUMNS, left = part.columns - column;
+    for (long i = 0; i < rows; ++i)
+        for (long j = 0; j < (left < TILE_COLUMNS ? left : TILE_COLUMNS); ++j)
+            sums[i * TILE_COLUMNS + j] += part.bias[column + j];
+}
+
+// Writes a tile of sums to `wide` columns of the output: as it is, or added to what is there.
+void finish(const Product& product, long row, long rows, long column, long wide, const float* sums) {
+    for (long i = 0; i < rows; ++i) {
+        const float* values = sums + i * TILE_COLUMNS;
+        float* to = product.out + (row + i) * product.columns + column;
+        if (wide >= TILE_COLUMNS) {
+            for (long j = 0; j < TILE_COLUMNS; j += WIDTH)
                 store(to + j, product.ending == ADD ? load(to + j) + load(values + j) : load(values + j));
         } else {
-            for (long j = 0; j < left; ++j) to[j] = product.ending == ADD ? to[j] + values[j] : values[j];
+            for (long j = 0; j < wide; ++j) to[j] = product.ending == ADD ? to[j] + values[j] : values[j];
         }
     }
 }
 
-void multiply_panel(const Product& product, long first, long rows, long panel) {
+void multiply_chunk(const Product& product, long panel, long first, long rows) {
     alignas(64) float sums[ROWS_AT_ONCE * TILE_COLUMNS];
-    const float* weight = product.panels + panel * product.depth * TILE_COLUMNS;
-    for (long k = 0; k < product.depth; k += DEPTH_AT_ONCE) {
-        const long depth = product.depth - k < DEPTH_AT_ONCE ? product.depth - k : DEPTH_AT_ONCE;
-        const Left x{product.x + first * product.depth + k, product.depth, 1};
-        // While several tiles of rows are multiplied by this part of the panel, the next part is prefetched.
-        const float *part = weight + k * TILE_COLUMNS, *next = rows > TILE_ROWS ? part + depth * TILE_COLUMNS : nullptr;
-        multiply<TILE_VECTORS>(rows, depth, x, part, TILE_COLUMNS, sums, TILE_COLUMNS, k > 0, next);
+    const Part* part = product.parts;
+    long column = panel * TILE_COLUMNS;
+    if (product.ending == GATED) {  // silu(gate) * up
+        alignas(64) float gates[ROWS_AT_ONCE * TILE_COLUMNS];
+        multiply_part(product, part[0], panel, first, rows, gates);
+        multiply_part(product, part[1], panel, first, rows, sums);
+        for (long j = 0; j < rows * TILE_COLUMNS; j += WIDTH) {
+            const Vector gate = load(gates + j);
+            store(sums + j, gate / (1.0f + power_of_two(gate * -1.44269504f)) * load(sums + j));
+        }
+    } else {
+        long before = 0;  // columns of the parts before this one
+        for (; panel >= part->num_panels(); ++part) panel -= part->num_panels(), before += part->columns;
+        column = before + panel * TILE_COLUMNS;
+        multiply_part(product, *part, panel, first, rows, sums);
     }
-    finish(product, first, rows, panel * TILE_COLUMNS, sums);
+    finish(product, first, rows, column, part->columns - panel * TILE_COLUMNS, sums);
 }
 
 }  // namespace
 
 extern "C" long tile_columns() { return TILE_COLUMNS; }
 
-// x (rows, depth), panels (ceil(columns / TILE_COLUMNS), depth, TILE_COLUMNS); `columns` are those of the output.
-extern "C" void multiply_packed(const float* x, const float* panels, const float* bias, float* out, long rows,
-                                long depth, long columns, long num_panels, long ending, long threads) {
-    const Product product{x, panels, bias, out, depth, columns, static_cast<Ending>(ending)};
+// How many bytes the panels of a weight take.
+extern "C" long panels_size(long format, long rows, long depth) {
+    const long panels = (rows + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    return with_format(format,
+                       [&](auto each) { return panels * (depth / decltype(each)::UNIT) * decltype(each)::UNIT_BYTES; });
+}
+
+// stored (rows, depth / UNIT blocks) -> panels; what is beyond the last row is zero.
+extern "C" void pack(long format, const uint8_t* stored, uint8_t* panels, long rows, long depth, long threads) {
+    with_format(format, [&](auto each) {
+        using Format = decltype(each);
+        const long units = depth / Format::UNIT, num_panels = (rows + TILE_COLUMNS - 1) / TILE_COLUMNS;
+#pragma omp parallel for num_threads(threads)
+        for (long panel = 0; panel < num_panels; ++panel) {
+            uint8_t* to = panels + panel * units * Format::UNIT_BYTES;
+            const long left = rows - panel * TILE_COLUMNS, columns = left < TILE_COLUMNS ? left : TILE_COLUMNS;
+            if (columns < TILE_COLUMNS) memset(to, 0, units * Format::UNIT_BYTES);
+            for (long column = 0; column < columns; ++column) {
+                const uint8_t* from = stored + (panel * TILE_COLUMNS + column) * units * Format::BLOCK_BYTES;
+                for (long unit = 0; unit < units; ++unit)
+                    Format::put(from + unit * Format::BLOCK_BYTES, to + unit * Format::UNIT_BYTES, column);
+            }
+        }
+    });
+}
+
+// rows (count) of a packed weight -> out (count, depth), as numbers.
+extern "C" void unpack_rows(long format, const uint8_t* panels, const int64_t* rows, float* out, long count, long depth,
+                            long threads) {
+    with_format(format, [&](auto each) {
+        using Format = decltype(each);
+#pragma omp parallel for num_threads(threads)
+        for (long index = 0; index < count; ++index) {
+            alignas(64) float numbers[DEPTH_AT_ONCE * WIDTH];
+            const long panel = rows[index] / TILE_COLUMNS, column = rows[index] % TILE_COLUMNS;
+            const uint8_t* from = panels + panel * (depth / Format::UNIT) * Format::UNIT_BYTES;
+            for (long k = 0; k < depth; k += DEPTH_AT_ONCE) {
+                const long some = depth - k < DEPTH_AT_ONCE ? depth - k : DEPTH_AT_ONCE;
+                unpack<Format, 1>(from, k, k + some, column / WIDTH, numbers);
+                for (long i = 0; i < some; ++i) out[index * depth + k + i] = numbers[i * WIDTH + column % WIDTH];
+            }
+        }
+    });
+}
+
+// x (rows, depth) * parts -> out (rows, columns). The parts' columns stand side by side; those of GATED are gate and
+// up.
+extern "C" void multiply_packed(const float* x, const int64_t* parts, long num_parts, float* out, long rows, long depth,
+                                long columns, long ending, long threads) {
+    const Product product{x, reinterpret_cast<const Part*>(parts), out, depth, columns, static_cast<Ending>(ending)};
     if (!rows) return;
+    long num_panels = 0;
+    for (long part = 0; part < (ending == GATED ? 1 : num_parts); ++part)
+        num_panels += product.parts[part].num_panels();
     const long blocks = (rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
     const long rows_per_block = (rows + blocks - 1) / blocks;
     // A thread keeps its block of rows of x in the second cache while panels pass by; threads divide a single block's
@@ -71,21 +138,6 @@ extern "C" void multiply_packed(const float* x, const float* panels, const float
     for (long block = 0; block < blocks; ++block)
         for (long panel = 0; panel < num_panels; ++panel) {
             const long first = block * rows_per_block, left = rows - first;
-            multiply_panel(product, first, left < rows_per_block ? left : rows_per_block, panel);
-        }
-}
-
-// weight (rows, depth) -> panels. A panel of a gated weight takes half its columns from the first half of the rows
-// (gate) and half from the second (up).
-extern "C" void pack(const float* weight, float* panels, long rows, long depth, long num_panels, long is_gated,
-                     long threads) {
-    const long wide = is_gated ? TILE_COLUMNS / 2 : TILE_COLUMNS, end = is_gated ? rows / 2 : rows;
-#pragma omp parallel for num_threads(threads)
-    for (long panel = 0; panel < num_panels; ++panel)
-        for (long column = 0; column < TILE_COLUMNS; ++column) {
-            const long row = panel * wide + column % wide;
-            const float* from = weight + (column < wide ? row : end + row) * depth;
-            float* to = panels + panel * depth * TILE_COLUMNS + column;
-            for (long k = 0; k < depth; ++k) to[k * TILE_COLUMNS] = row < end ? from[k] : 0.0f;
+            multiply_chunk(product, panel, first, left < rows_per_block ? left : rows_per_block);
         }
 }

@@ -108,7 +108,7 @@ struct Left {
 // what will be multiplied next: with each element of depth, one cache line of it is prefetched.
 template <int ROWS, int VECTORS>
 static inline void multiply_tile(Left left, const float* right, long right_stride, float* to, long to_stride,
-                                 long depth, bool accumulate, const float* ahead) {
+                                 long depth, bool accumulate, const char* ahead) {
     Vector sums[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int row = 0; row < ROWS; ++row)
@@ -116,7 +116,7 @@ static inline void multiply_tile(Left left, const float* right, long right_strid
         for (int part = 0; part < VECTORS; ++part)
             sums[row][part] = accumulate ? load(to + row * to_stride + part * WIDTH) : Vector{};
     for (long k = 0; k < depth; ++k) {
-        if (ahead) __builtin_prefetch(ahead + k * 16, 0, 2);  // into the second cache
+        if (ahead) __builtin_prefetch(ahead + k * 64, 0, 2);  // into the second cache
         Vector line[VECTORS];
 #pragma GCC unroll 8
         for (int part = 0; part < VECTORS; ++part) line[part] = load(right + k * right_stride + part * WIDTH);
@@ -136,7 +136,7 @@ static inline void multiply_tile(Left left, const float* right, long right_strid
 // The same for any number of rows up to TILE_ROWS.
 template <int VECTORS>
 static inline void multiply_rows(long rows, Left left, const float* right, long right_stride, float* to, long to_stride,
-                                 long depth, bool accumulate, const float* ahead) {
+                                 long depth, bool accumulate, const char* ahead) {
     switch (rows) {
         case 1:
             return multiply_tile<1, VECTORS>(left, right, right_stride, to, to_stride, depth, accumulate, ahead);
@@ -153,16 +153,16 @@ static inline void multiply_rows(long rows, Left left, const float* right, long 
     }
 }
 
-// Any number of rows.
+// Any number of rows. While they are multiplied, `lines` cache lines from `ahead` on are prefetched.
 template <int VECTORS>
 static inline void multiply(long rows, long depth, Left left, const float* right, long right_stride, float* to,
-                            long to_stride, bool accumulate, const float* ahead = nullptr) {
+                            long to_stride, bool accumulate, const void* ahead = nullptr, long lines = 0) {
     const long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     for (long tile = 0, row = 0, count; tile < tiles; ++tile, row += count) {
         count = (rows - row + tiles - tile - 1) / (tiles - tile);  // evenly: 8 rows are 4 and 4
         const Left from{left.begin + row * left.row_stride, left.row_stride, left.depth_stride};
-        const float* lines = ahead && tile < VECTORS * WIDTH / 16 ? ahead + tile * depth * 16 : nullptr;
+        const char* next = tile * depth < lines ? static_cast<const char*>(ahead) + tile * depth * 64 : nullptr;
         multiply_rows<VECTORS>(count, from, right, right_stride, to + row * to_stride, to_stride, depth, accumulate,
-                               lines);
+                               next);
     }
 }

@@ -12,6 +12,7 @@ from ramify.config import EngineConfig, MixtureConfig
 from ramify.cpu.compiler import NoCompilerError
 from ramify.cpu.cpu_layers import CpuLayers
 from ramify.cpu.library import load
+from ramify.cpu.panels import PanelPacking
 from ramify.device.layers import Layers, TorchLayers
 from ramify.device.pool import KVPool
 from ramify.device.rehearsal import Largest, measure
@@ -25,14 +26,14 @@ from ramify.engine.blocks import BlockManager
 from ramify.engine.core import EngineCore
 from ramify.engine.scheduler import Scheduler
 from ramify.models.decoder import Decoder
-from ramify.models.linear import may_be_kept_twice
-from ramify.models.loader import ModelLoader
+from ramify.models.loader import ModelLoader, resolve_device
 from ramify.sampling.mixing import Mixer
 from ramify.text.codec import TextCodec
 from ramify.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 Kind = TypeVar("Kind", bound=Intake)
+KERNEL_DTYPES = ("auto", "float", "float32")  # what the CPU's kernels compute in; "auto" is that on a CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Engine(Generic[Kind]):
 def build_engine(config: EngineConfig, say: Callable[[str], None]) -> Engine[Intake]:
     loader = ModelLoader(config, say)
     prepared = PreparedModel(config, loader)
-    decoder = loader.load_model()
+    decoder = loader.load_model(packing=_cpu_packing(config, say))
     max_model_len = config.model_config.resolve_max_model_len(decoder.arch.max_position_embeddings)
     core = _assemble(
         config,
@@ -83,7 +84,8 @@ def build_pair(
         enable_chat_template=enable_chat_template,
     )
     codec = prepared.codec
-    decoders = [loader.load_model() for loader in prepared.distinct_loaders]
+    packing = _cpu_packing(teacher, say)
+    decoders = [loader.load_model(packing=packing) for loader in prepared.distinct_loaders]
     lengths = [teacher.model_config.resolve_max_model_len(each.arch.max_position_embeddings) for each in decoders]
     ends = frozenset[int]().union(
         *(_end_token_ids(decoders[-role], tokenizer, say) for role, tokenizer in enumerate(prepared.tokenizers))
@@ -134,7 +136,7 @@ def _assemble(
         max_num_batched_tokens=limits.resolve_max_num_batched_tokens(on_gpu=on_gpu),
         block_size=cache.block_size,
     )
-    make_step = partial(_device_step, config, decoders, max_model_len=max_model_len, mixer=mixer, say=say)
+    make_step = partial(_device_step, config, decoders, max_model_len=max_model_len, mixer=mixer)
     blocks = num_blocks(
         cache,
         decoders,
@@ -188,13 +190,12 @@ def _device_step(
     *,
     max_model_len: int,
     mixer: Mixer | None,
-    say: Callable[[str], None],
 ) -> DeviceStep:
     """What runs plans where the models are: kernels on a GPU, kernels of our own or torch's operators on a CPU."""
     _log.info("preparing the %s's kernels", "CPU" if decoders[0].device.type == "cpu" else "GPU")
     mode, max_num_seqs = config.model_config.logprobs_mode, config.scheduler_config.max_num_seqs
     if decoders[0].device.type == "cpu":
-        layers = _cpu_layers(decoders, pools, use_native=not config.model_config.enforce_eager, say=say)
+        layers = [_cpu_layers(*pair) for pair in zip(decoders, pools, strict=True)]
         return DeviceStep(layers, max_num_seqs=max_num_seqs, logprobs_mode=mode, mixer=mixer)
     from ramify.gpu.gpu_step import gpu_step  # needs Triton, which only a GPU needs
 
@@ -208,16 +209,19 @@ def _device_step(
     )
 
 
-def _cpu_layers(
-    decoders: Sequence[Decoder], pools: Sequence[KVPool], *, use_native: bool, say: Callable[[str], None]
-) -> Sequence[Layers]:
-    """Our kernels are in float32 and want a second, packed copy of all weights."""
-    num_bytes = sum(decoder.num_bytes for decoder in decoders)
-    pairs = list(zip(decoders, pools, strict=True))
-    if use_native and all(may_be_kept_twice(decoder.head.weight, num_bytes) for decoder in decoders):
-        try:
-            library = load(say)
-            return [CpuLayers(library, *pair) for pair in pairs]
-        except NoCompilerError as error:
-            say(f"Without the CPU's kernels, on torch's operators: {error}")
-    return [TorchLayers(*pair) for pair in pairs]
+def _cpu_packing(config: EngineConfig, say: Callable[[str], None]) -> PanelPacking | None:
+    """Who packs weights for the CPU's kernels; None where torch's operators compute."""
+    model = config.model_config
+    if model.enforce_eager or resolve_device(model.device).type != "cpu" or model.dtype not in KERNEL_DTYPES:
+        return None
+    try:
+        return PanelPacking(load(say), dequantize=model.dequantize)
+    except NoCompilerError as error:
+        say(f"Without the CPU's kernels, on torch's operators: {error}")
+        return None
+
+
+def _cpu_layers(decoder: Decoder, pool: KVPool) -> Layers:
+    if isinstance(decoder.packing, PanelPacking):
+        return CpuLayers(decoder.packing.library, decoder, pool)
+    return TorchLayers(decoder, pool)

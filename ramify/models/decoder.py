@@ -6,13 +6,14 @@ Nothing is hidden: whoever calls `forward` hands in tokens, positions and the at
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.models.families import Architecture
-from ramify.models.linear import Linear, may_pack
+from ramify.models.linear import Linear, Packing, may_pack
 from ramify.models.rope import Rotations, inverse_frequencies, rotate
 
 # (layer, queries (T, heads, head_dim), keys and values (T, kv_heads, head_dim)) -> (T, heads * head_dim)
@@ -22,12 +23,12 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 class Layer:
     """The tensors of one layer; queries, keys and values are one product, gate and up another."""
 
-    def __init__(self, arch: Architecture, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, arch: Architecture, dtype: torch.dtype, device: torch.device, *, packed: bool) -> None:
         queries, keys = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
         hidden, inner = arch.hidden_size, arch.intermediate_size
 
         def linear(rows: int, columns: int, bias: bool) -> Linear:
-            return Linear.empty(rows, columns, bias=bias, dtype=dtype, device=device)
+            return Linear.empty(rows, columns, bias=bias, dtype=dtype, device=device, packed=packed)
 
         def norm(size: int) -> Tensor:
             return torch.empty(size, dtype=dtype, device=device)
@@ -44,20 +45,46 @@ class Layer:
 
 
 class Decoder:
-    """Token ids to hidden states to logits. Parameters are uninitialised until `weights.fill` has run."""
+    """Token ids to hidden states to logits. Parameters are uninitialised until `weights.fill` has run.
 
-    def __init__(self, arch: Architecture, dtype: torch.dtype, device: torch.device) -> None:
+    With a packing, matrices are held by whoever packs them (`Linear.parts`) and nowhere else: such a decoder computes
+    nothing itself, its layers run on that one's kernels.
+    """
+
+    def __init__(
+        self, arch: Architecture, dtype: torch.dtype, device: torch.device, packing: Packing | None = None
+    ) -> None:
         self.arch = arch
         self.dtype = dtype
         self.device = device
-        self.embedding = torch.empty(arch.vocab_size, arch.hidden_size, dtype=dtype, device=device)
-        self.layers = [Layer(arch, dtype, device) for _ in range(arch.num_layers)]
+        self.packing = packing
+        packed = packing is not None
+        shape = (arch.vocab_size, arch.hidden_size)
+        self.table = Linear.empty(*shape, bias=False, dtype=dtype, device=device, packed=packed)
+        self.layers = [Layer(arch, dtype, device, packed=packed) for _ in range(arch.num_layers)]
         self.final_norm = torch.empty(arch.hidden_size, dtype=dtype, device=device)
-        self.head = Linear(self.embedding if arch.tie_embeddings else torch.empty_like(self.embedding))
+        self.head = self.table if arch.tie_embeddings else Linear(torch.empty_like(self.table.weight))
         self.frequencies = inverse_frequencies(arch.rope, arch.head_dim).to(device)
-        self.num_bytes = sum(parameter.numel() * parameter.itemsize for _, parameter in parameters(self))
-        for linear in (self.head, *(linear for layer in self.layers for linear in layer.linears)):
-            linear.may_pack = may_pack(linear.weight, self.num_bytes)
+        if not packed:
+            for linear in linears(self):
+                linear.may_pack = may_pack(linear.weight, self.num_bytes)
+
+    @property
+    def embedding(self) -> Tensor:
+        return self.table.weight
+
+    @property
+    def num_bytes(self) -> int:
+        """What the weights take."""
+        held = sum(part.num_bytes for linear in linears(self) for part in linear.parts.values())
+        dense = (tensor for _, tensor in parameters(self) if self.packing is None or tensor.device.type != "meta")
+        return held + sum(tensor.numel() * tensor.itemsize for tensor in dense)
+
+    @property
+    def quantised_formats(self) -> list[str]:
+        """The names of the formats of weights that are held quantised."""
+        parts = [part for linear in linears(self) for part in linear.parts.values()]
+        return sorted({part.stored_in.name for part in parts if part.stored_in.block_size > 1})
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -101,33 +128,52 @@ class Decoder:
         return weight * F.rms_norm(x.float(), weight.shape, eps=self.arch.rms_norm_eps).to(x.dtype)
 
 
+def linears(decoder: Decoder) -> list[Linear]:
+    """All matrices; a head that is the embedding counts once."""
+    heads = [decoder.head] if decoder.head is decoder.table else [decoder.table, decoder.head]
+    return [*heads, *(linear for layer in decoder.layers for linear in layer.linears)]
+
+
+class Parameter(NamedTuple):
+    """A parameter, and the rows of a matrix that it is if it is some."""
+
+    tensor: Tensor
+    matrix: Linear | None = None
+    first_row: int = 0
+
+
 def parameters(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter under its canonical (Hugging Face) name, as the part of the packed tensor where it belongs."""
+    """Every parameter under its canonical (Hugging Face) name, as the part of the joined tensor where it belongs."""
+    return ((name, parameter.tensor) for name, parameter in places(decoder))
+
+
+def places(decoder: Decoder) -> Iterator[tuple[str, Parameter]]:
+    """The same, each with the matrix that holds it."""
     arch = decoder.arch
-    yield "model.embed_tokens.weight", decoder.embedding
+    yield "model.embed_tokens.weight", Parameter(decoder.embedding, decoder.table)
     query_rows, key_rows = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
     qkv = {"q": query_rows, "k": key_rows, "v": key_rows}
     halves = {"gate": arch.intermediate_size, "up": arch.intermediate_size}
     for index, layer in enumerate(decoder.layers):
         name = f"model.layers.{index}"
-        yield f"{name}.input_layernorm.weight", layer.input_norm
-        yield from _packed(f"{name}.self_attn.{{}}_proj", layer.qkv, qkv)
+        yield f"{name}.input_layernorm.weight", Parameter(layer.input_norm)
+        yield from _joined(f"{name}.self_attn.{{}}_proj", layer.qkv, qkv)
         if layer.query_norm is not None and layer.key_norm is not None:
-            yield f"{name}.self_attn.q_norm.weight", layer.query_norm
-            yield f"{name}.self_attn.k_norm.weight", layer.key_norm
-        yield from _packed(f"{name}.self_attn.{{}}_proj", layer.output, {"o": arch.hidden_size})
-        yield f"{name}.post_attention_layernorm.weight", layer.post_norm
-        yield from _packed(f"{name}.mlp.{{}}_proj", layer.gate_up, halves)
-        yield from _packed(f"{name}.mlp.{{}}_proj", layer.down, {"down": arch.hidden_size})
-    yield "model.norm.weight", decoder.final_norm
+            yield f"{name}.self_attn.q_norm.weight", Parameter(layer.query_norm)
+            yield f"{name}.self_attn.k_norm.weight", Parameter(layer.key_norm)
+        yield from _joined(f"{name}.self_attn.{{}}_proj", layer.output, {"o": arch.hidden_size})
+        yield f"{name}.post_attention_layernorm.weight", Parameter(layer.post_norm)
+        yield from _joined(f"{name}.mlp.{{}}_proj", layer.gate_up, halves)
+        yield from _joined(f"{name}.mlp.{{}}_proj", layer.down, {"down": arch.hidden_size})
+    yield "model.norm.weight", Parameter(decoder.final_norm)
     if not arch.tie_embeddings:
-        yield "lm_head.weight", decoder.head.weight
+        yield "lm_head.weight", Parameter(decoder.head.weight, decoder.head)
 
 
-def _packed(pattern: str, linear: Linear, rows: dict[str, int]) -> Iterator[tuple[str, Tensor]]:
+def _joined(pattern: str, linear: Linear, rows: dict[str, int]) -> Iterator[tuple[str, Parameter]]:
     start = 0
     for part, count in rows.items():
-        yield f"{pattern.format(part)}.weight", linear.weight[start : start + count]
+        yield f"{pattern.format(part)}.weight", Parameter(linear.weight[start : start + count], linear, start)
         if linear.bias is not None:
-            yield f"{pattern.format(part)}.bias", linear.bias[start : start + count]
+            yield f"{pattern.format(part)}.bias", Parameter(linear.bias[start : start + count])
         start += count

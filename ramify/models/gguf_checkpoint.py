@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from ramify.models.families import architecture_from_gguf
 from ramify.models.gguf_file import GGUFFile
+from ramify.models.stored import StoredTensor
 
 ROPE_FACTORS = "rope_freqs.weight"
 WHOLE_MODEL = {
@@ -33,7 +33,7 @@ PER_LAYER = {
 
 
 class GGUFCheckpoint:
-    """The tensors of one file, each dequantised when it is read."""
+    """The tensors of one file."""
 
     def __init__(self, path: Path) -> None:
         self.file = GGUFFile.open(path)
@@ -54,14 +54,15 @@ class GGUFCheckpoint:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for stored, name in self._names.items():
-            tensor = self.file.tensor(stored)
+    def stored(self) -> Iterator[tuple[str, StoredTensor]]:
+        for stored_name, name in self._names.items():
+            tensor = self.file.stored(stored_name)
             if self.arch.family == "llama" and ".q_proj." in name:
                 tensor = _split_pairs(tensor, self.arch.num_heads)
             elif self.arch.family == "llama" and ".k_proj." in name:
                 tensor = _split_pairs(tensor, self.arch.num_kv_heads)
             yield name, tensor
+            self.file.release(stored_name)
 
 
 def _canonical(name: str) -> str:
@@ -76,8 +77,10 @@ def _canonical(name: str) -> str:
     return name
 
 
-def _split_pairs(tensor: Tensor, num_heads: int) -> Tensor:
+def _split_pairs(tensor: StoredTensor, num_heads: int) -> StoredTensor:
     """GGUF stores Llama's rotary pairs side by side (0 1, 2 3, …); the decoder pairs (i, i + head_dim / 2)."""
-    head_dim = tensor.shape[0] // num_heads
-    pairs = tensor.view(num_heads, head_dim // 2, 2, *tensor.shape[1:])
-    return pairs.transpose(1, 2).reshape(tensor.shape)
+    if len(tensor.shape) == 1:  # a bias: a block may hold weights of several pairs
+        tensor = tensor.in_float32()
+    rows = tensor.rows()
+    pairs = rows.view(num_heads, rows.shape[0] // num_heads // 2, 2, rows.shape[1])
+    return replace(tensor, data=pairs.transpose(1, 2).flatten())

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ramify.errors import FileFormatError, ModelNotFoundError, WeightsError
 from ramify.models.gguf_header import MetadataValue, TensorInfo, quote, read_header
-from ramify.models.gguf_quants import FORMATS_BY_NAME, dequantize
+from ramify.models.gguf_quants import FORMATS_BY_NAME
+from ramify.models.stored import StoredTensor
 
 
 class GGUFFile:
@@ -41,20 +42,27 @@ class GGUFFile:
             raise
         return cls(path, contents, metadata, tensors)
 
-    def tensor(self, name: str) -> Tensor:
-        """The weights: float16, bfloat16 and float32 as stored, all else dequantised to float32.
-
-        Weights kept as stored are a view of the private map, which lives as long as any of them; writing to them never
-        reaches the file.
-        """
+    def stored(self, name: str) -> StoredTensor:
+        """The weights as they are: a view of the private map, which lives as long as any of them."""
         info = self.tensors.get(name)
         if info is None:
             raise WeightsError(f"{self.path.name} has no tensor {quote(name)}")
-        packed = torch.frombuffer(self._contents, dtype=torch.uint8, offset=info.offset, count=info.num_bytes)
-        quant_format = FORMATS_BY_NAME[info.quantization]
-        if quant_format.block_size == 1:
-            return packed.view(quant_format.weights_dtype).view(info.shape)
-        return dequantize(packed, quant_format).view(info.shape)
+        data = torch.frombuffer(self._contents, dtype=torch.uint8, offset=info.offset, count=info.num_bytes)
+        return StoredTensor(data, FORMATS_BY_NAME[info.quantization], info.shape)
+
+    def tensor(self, name: str) -> Tensor:
+        """The weights: float16, bfloat16 and float32 as stored, all else dequantised to float32.
+
+        Those kept as stored are a view; writing to them never reaches the file.
+        """
+        return self.stored(name).numbers()
+
+    def release(self, name: str) -> None:
+        """Gives the memory of a tensor's pages back; who reads them again gets them from the file again."""
+        info, page = self.tensors[name], mmap.PAGESIZE
+        begin, end = -(-info.offset // page) * page, (info.offset + info.num_bytes) // page * page
+        if begin < end and hasattr(mmap, "MADV_DONTNEED"):
+            self._contents.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
 def _map(path: Path) -> mmap.mmap:

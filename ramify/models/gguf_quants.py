@@ -176,6 +176,9 @@ _FORMATS = (
 )
 
 FORMATS_BY_NAME: Mapping[str, QuantFormat] = MappingProxyType({each.name: each for each in _FORMATS})
+FORMATS_BY_DTYPE: Mapping[torch.dtype, QuantFormat] = MappingProxyType(
+    {each.weights_dtype: each for each in _FORMATS if each.block_size == 1}
+)
 FORMATS_BY_TYPE_ID: Mapping[int, QuantFormat] = MappingProxyType({each.type_id: each for each in _FORMATS})
 
 # GGML's other types, by name only, for the message that refuses them.

@@ -12,8 +12,11 @@ model, in ms on two cores, Intel Xeon (AVX-512) / AMD EPYC (AVX2) / AMD EPYC (AV
 MKL takes other paths on Intel's processors than elsewhere, so vendor and instruction set decide, and not a measurement
 at start-up: runs must repeat, and timings on a shared machine do not.
 
-The packed copy is made when it is first needed and again after the weight was written to. It doubles the weights'
+oneDNN's copy is made when it is first needed and again after the weight was written to. It doubles the weights'
 memory, so only models that are small for the machine have one.
+
+Kernels of our own (cpu/) hold weights in a form of theirs instead: then `weight` has a shape and no memory, and `parts`
+are all there is.
 """
 
 from __future__ import annotations
@@ -22,12 +25,15 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ramify.models.gguf_quants import QuantFormat
 from ramify.models.memory import total_memory
+from ramify.models.stored import StoredTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +54,48 @@ PACKED_FOR_ROWS = 64  # oneDNN's layout depends on it, but is the same from 8 to
 SHARE_OF_MEMORY = 4  # a model of up to 1 / SHARE_OF_MEMORY of the machine's memory may be kept twice
 
 
+class Packed(Protocol):
+    """Some rows of a weight, in the form of whoever packed them."""
+
+    @property
+    def stored_in(self) -> QuantFormat: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """int64 (T,) -> these rows as float32 (T, columns)."""
+
+
+class Packing(Protocol):
+    """Whoever packs weights."""
+
+    def pack(self, weight: StoredTensor) -> Packed: ...
+
+
 class Linear:
     """weight (rows, columns), perhaps a bias (rows,); uninitialised until filled."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
         self.bias = bias
+        self.parts: dict[int, Packed] = {}  # by their first row
+        self.times_packed = 0  # so that whoever keeps addresses of parts notices new ones
         self.may_pack = False  # whether memory allows a second copy
         self._packed: Tensor | None = None
         self._packed_version = -1
 
     @classmethod
-    def empty(cls, rows: int, columns: int, *, bias: bool, dtype: torch.dtype, device: torch.device) -> Linear:
-        weight = torch.empty(rows, columns, dtype=dtype, device=device)
+    def empty(
+        cls, rows: int, columns: int, *, bias: bool, dtype: torch.dtype, device: torch.device, packed: bool = False
+    ) -> Linear:
+        weight = torch.empty(rows, columns, dtype=dtype, device="meta" if packed else device)
         return cls(weight, torch.empty(rows, dtype=dtype, device=device) if bias else None)
+
+    def put(self, first_row: int, weight: StoredTensor, packing: Packing) -> None:
+        """Fills some rows of a weight that is held packed."""
+        self.parts[first_row] = packing.pack(weight)
+        self.times_packed += 1
 
     def product(self, x: Tensor) -> Tensor:
         """(T, columns) -> (T, rows), in whatever memory order came out fastest."""
@@ -89,19 +123,15 @@ class Linear:
         return self._packed
 
 
-def may_be_kept_twice(weight: Tensor, num_bytes: int) -> bool:
-    """Whether weights like this one, num_bytes in all, may have a second, packed copy."""
+def may_pack(weight: Tensor, num_bytes: int) -> bool:
+    """Whether weights like this one, num_bytes in all, may have a second copy, packed by oneDNN."""
     return (
         weight.device.type == "cpu"
         and weight.dtype is torch.float32
         and not weight.is_inference()  # writes to it would not be counted
         and num_bytes <= total_memory() // SHARE_OF_MEMORY
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     )
-
-
-def may_pack(weight: Tensor, num_bytes: int) -> bool:
-    """Whether that copy may be oneDNN's."""
-    return may_be_kept_twice(weight, num_bytes) and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 
 def _in_halves(x: Tensor, weight: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from ramify.models.generation_defaults import (
     defaults_from_gguf,
 )
 from ramify.models.gguf_checkpoint import GGUFCheckpoint
+from ramify.models.linear import Packing
 from ramify.models.st_file import SafetensorsCheckpoint, read_architecture
 from ramify.text.gguf_tokenizer import tokenizer_from_gguf
 from ramify.text.tokenizer import Tokenizer
@@ -62,37 +63,46 @@ class ModelLoader:
         tokenizer = self.load_tokenizer()
         return self.load_model(device), tokenizer
 
-    def load_model(self, device: str | None = None) -> Decoder:
-        """Says in the log that it reads, and then what it has read."""
+    def load_model(self, device: str | None = None, packing: Packing | None = None) -> Decoder:
+        """Says in the log that it reads, and then what it has read. A packing: whoever holds the weights, on a CPU."""
         target = resolve_device(device if device is not None else self.config.device)
         _log.info("%s: reading weights", self.config.model)
         began = time.monotonic()
-        decoder = self._read(target)
-        kind, seconds = str(decoder.dtype).removeprefix("torch."), time.monotonic() - began
+        decoder = self._read(target, packing)
+        kinds, seconds = decoder.quantised_formats, time.monotonic() - began
+        kind = ", ".join(kinds) if kinds else str(decoder.dtype).removeprefix("torch.")
         size = decoder.num_bytes / 2**20
         _log.info("%s: read in %.1f s (%.0f MiB of %s on %s)", self.config.model, seconds, size, kind, target)
         return decoder
 
-    def _read(self, target: torch.device) -> Decoder:
+    def _read(self, target: torch.device, packing: Packing | None) -> Decoder:
         try:
             if self._gguf is not None:
-                return weights.load(self._gguf, self._dtype(self._gguf.arch.dtype, target), target)
+                self._check_memory(target, self.path.stat().st_size)
+                return weights.load(self._gguf, self._dtype(self._gguf.arch.dtype, target), target, packing)
             if self.config.load_format == "dummy":
                 arch = read_architecture(self.path)
                 dtype = self._dtype(arch.dtype, target)
-                # A system that promises more than it has would end the process when the weights are written.
-                if target.type == "cpu" and arch.num_weights * dtype.itemsize > memory.total_memory():
-                    raise ModelError(f"{self.path.name} does not fit in memory: it has {arch.num_weights} weights")
-                decoder = Decoder(arch, dtype, target)
-                weights.fill_randomly(decoder, self.config.seed % 2**63)
+                stored_dtype = DTYPES.get(arch.dtype, torch.float32) if packing is not None else dtype
+                self._check_memory(target, arch.num_weights * stored_dtype.itemsize)
+                decoder = Decoder(arch, dtype, target, packing)
+                weights.fill_randomly(decoder, self.config.seed % 2**63, stored_dtype)
                 return decoder
             checkpoint = SafetensorsCheckpoint(self.path)
-            return weights.load(checkpoint, self._dtype(checkpoint.arch.dtype, target), target)
+            return weights.load(checkpoint, self._dtype(checkpoint.arch.dtype, target), target, packing)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise ModelError(
                 f"{self.path.name} does not fit in memory: take a smaller model, a dtype of fewer bytes, or a device "
                 f"with more memory ({error})"
             ) from None
+
+    def _check_memory(self, target: torch.device, num_bytes: int) -> None:
+        """A system that promises more than it has would end the process when the weights are written."""
+        if target.type == "cpu" and num_bytes > memory.total_memory():
+            raise ModelError(
+                f"{self.path.name} does not fit in memory: its weights take {num_bytes / 2**30:.1f} GiB, and "
+                f"{memory.total_memory() / 2**30:.1f} are there"
+            )
 
     def load_tokenizer(self) -> Tokenizer | None:
         if self.config.tokenizer is not None:

@@ -21,7 +21,7 @@ SINGLE = "model.safetensors"
 
 
 class SafetensorsCheckpoint:
-    """The tensors of a folder. Opening reads headers only; `tensors` reads one tensor at a time."""
+    """The tensors of a folder. Opening reads headers only; `stored` reads one tensor at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.arch = read_architecture(folder)
@@ -40,7 +40,7 @@ class SafetensorsCheckpoint:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def stored(self) -> Iterator[tuple[str, Tensor]]:
         if EMBEDDING in self._shapes:  # first, so that a tied head stored again can be compared with it
             owner = next(file for file in self._files if EMBEDDING in file.keys())  # noqa: SIM118
             yield EMBEDDING, owner.get_tensor(EMBEDDING)

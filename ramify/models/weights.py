@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from ramify.errors import WeightsError
-from ramify.models.decoder import Decoder, parameters
+from ramify.models.decoder import Decoder, parameters, places
 from ramify.models.families import Architecture
+from ramify.models.linear import Packing
+from ramify.models.stored import StoredTensor
 
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 TIED_HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -25,15 +28,15 @@ class Checkpoint(Protocol):
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Name and shape of every tensor; no tensor is read for it."""
 
-    def tensors(self) -> Iterable[tuple[str, Tensor]]:
-        """All tensors, read one at a time."""
+    def stored(self) -> Iterable[tuple[str, Tensor | StoredTensor]]:
+        """All tensors, read one at a time: what was yielded is to be used before the next is asked for."""
 
 
-def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Decoder:
+def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, packing: Packing | None = None) -> Decoder:
     """A decoder with the checkpoint's weights; nothing is allocated unless all names and shapes fit."""
     check_shapes(checkpoint.arch, checkpoint.shapes)
-    decoder = Decoder(checkpoint.arch, dtype, device)
-    fill(decoder, checkpoint.tensors())
+    decoder = Decoder(checkpoint.arch, dtype, device, packing)
+    fill(decoder, checkpoint.stored())
     return decoder
 
 
@@ -56,45 +59,66 @@ def check_shapes(arch: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> N
 
 
 @torch.inference_mode()
-def fill(decoder: Decoder, stream: Iterable[tuple[str, Tensor]]) -> None:
+def fill(decoder: Decoder, stream: Iterable[tuple[str, Tensor | StoredTensor]]) -> None:
     """Copies a stream of (name, tensor) into a decoder; WeightsError unless it fills each parameter exactly once."""
-    missing = dict(parameters(decoder))
+    missing = dict(places(decoder))
     known = frozenset(missing)
     for name, tensor in stream:
         if name == TIED_HEAD and decoder.arch.tie_embeddings:
-            _check_tied(decoder, tensor, embedding_filled=EMBEDDING not in missing)
+            _check_tied(decoder, _numbers(tensor), embedding_filled=EMBEDDING not in missing)
             continue
         target = missing.pop(name, None)
         if target is None:
             reason = "was given twice" if name in known else "is not known to the model"
             raise WeightsError(f"{name} {reason}")
-        if tensor.shape != target.shape:
-            raise WeightsError(f"{name} must have shape {tuple(target.shape)}, got {tuple(tensor.shape)}")
-        if tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        if tuple(tensor.shape) != tuple(target.tensor.shape):
+            raise WeightsError(f"{name} must have shape {tuple(target.tensor.shape)}, got {tuple(tensor.shape)}")
+        if isinstance(tensor, Tensor) and tensor.dtype not in FLOATS:
             raise WeightsError(f"{name} must hold floating-point numbers, got {tensor.dtype}")
-        target.copy_(tensor)
+        if target.matrix is not None and decoder.packing is not None:
+            stored = StoredTensor.of(tensor) if isinstance(tensor, Tensor) else tensor
+            target.matrix.put(target.first_row, stored, decoder.packing)
+        else:
+            target.tensor.copy_(_numbers(tensor))
     if missing:
         raise WeightsError(f"the checkpoint lacks {_some(missing)}")
 
 
-def fill_randomly(decoder: Decoder, seed: int) -> None:
-    """Random weights of a usual magnitude, the same for the same seed: for benchmarks, where texts do not matter."""
+def fill_randomly(decoder: Decoder, seed: int, dtype: torch.dtype) -> None:
+    """Random weights of a usual magnitude, the same for the same seed: for benchmarks, where texts do not matter.
+
+    Weights that are packed are of this dtype before.
+    """
     generator = torch.Generator(device=decoder.device).manual_seed(seed)
-    for name, tensor in parameters(decoder):
+    for name, (tensor, matrix, first_row) in places(decoder):
         if name.endswith("norm.weight"):
             tensor.fill_(1.0)
         elif name.endswith(".bias"):
             tensor.zero_()
-        else:
+        elif matrix is None or decoder.packing is None:
             tensor.normal_(0.0, 0.02, generator=generator)
+        else:
+            numbers = torch.empty(tensor.shape).normal_(0.0, 0.02, generator=generator)
+            matrix.put(first_row, StoredTensor.of(numbers.to(dtype)), decoder.packing)
 
 
 def _check_tied(decoder: Decoder, head: Tensor, *, embedding_filled: bool) -> None:
-    expected = decoder.embedding
     if not embedding_filled:
         raise WeightsError(f"{TIED_HEAD} came before {EMBEDDING}, to which it is tied")
-    if head.shape != expected.shape or not torch.equal(head.to(expected.device, expected.dtype), expected):
+    if head.shape != decoder.embedding.shape or not _is_embedding(decoder, head):
         raise WeightsError(f"{TIED_HEAD} differs from {EMBEDDING}, but the config says they are tied")
+
+
+def _is_embedding(decoder: Decoder, head: Tensor) -> bool:
+    if decoder.packing is None:
+        expected = decoder.embedding
+        return torch.equal(head.to(expected.device, expected.dtype), expected)
+    ids = torch.split(torch.arange(len(head)), 4096)  # some at a time: as numbers, all would take much more memory
+    return all(torch.equal(head[some].float(), decoder.table.parts[0].rows(some)) for some in ids)
+
+
+def _numbers(tensor: Tensor | StoredTensor) -> Tensor:
+    return tensor.numbers() if isinstance(tensor, StoredTensor) else tensor
 
 
 def _some(names: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ramify import LLM, ModelConfig, SamplingParams
 from ramify.cpu.cpu_layers import CpuLayers
 from ramify.cpu.library import Library, load
-from ramify.cpu.panels import Ending, PackedLinear
+from ramify.cpu.panels import Ending, PanelPacking, Product
 from ramify.device.layers import Batch, Layers, TorchLayers
 from ramify.device.pool import KVPool
 from ramify.device.reads import SharingRule, slots_between
@@ -27,6 +27,7 @@ from ramify.engine.sharing import best_sharing
 from ramify.models.decoder import Decoder
 from ramify.models.linear import Linear
 from ramify.models.loader import ModelLoader
+from ramify.models.stored import StoredTensor
 from tests.attention_truth import NONE_SHARED, reads_of
 from tests.conftest import CheckpointMaker
 
@@ -57,6 +58,14 @@ def _linear(outputs: int, depth: int, *, bias: bool, seed: int) -> Linear:
     return Linear(weight, torch.randn(outputs, generator=generator) if bias else None)
 
 
+def _product(library: Library, linear: Linear, *, gated: bool = False) -> Product:
+    """Of a dense weight, packed as it is; a gated one is two parts, gate and up."""
+    halves = linear.weight.chunk(2) if gated else (linear.weight,)
+    for index, half in enumerate(halves):
+        linear.put(index * len(half), StoredTensor.of(half), PanelPacking(library))
+    return Product(library, linear, gated=gated)
+
+
 @given(
     rows=st.sampled_from([1, 2, 5, 6, 7, 8, 13, 96, 200]),
     depth=st.sampled_from([1, 3, 64, 511, 512, 513, 1100]),
@@ -85,14 +94,14 @@ def test_products_and_their_endings(
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        PackedLinear(library, linear, gated=gated).multiply(x, out, ending)
+        _product(library, linear, gated=gated).multiply(x, out, ending)
     finally:
         torch.set_num_threads(before)
     torch.testing.assert_close(out.double(), exact, atol=1e-5, rtol=1e-5)
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it(library: Library) -> None:
-    packed = PackedLinear(library, _linear(100, 700, bias=True, seed=1))
+    packed = _product(library, _linear(100, 700, bias=True, seed=1))
     x = torch.randn(300, 700)
     together = torch.empty(300, 100)
     packed.multiply(x, together)
@@ -102,22 +111,21 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(library: Library) -> None:
         assert torch.equal(some, together[:count])
 
 
-def test_weights_written_in_place_are_packed_again(library: Library) -> None:
+def test_weights_that_are_packed_again_are_used(library: Library) -> None:
     linear = _linear(70, 40, bias=True, seed=2)
-    packed, x, out = PackedLinear(library, linear), torch.randn(3, 40), torch.empty(3, 70)
-    packed.multiply(x, out)
-    with torch.inference_mode():
-        linear.weight[:10].zero_()
+    product, x, out = _product(library, linear), torch.randn(3, 40), torch.empty(3, 70)
+    product.multiply(x, out)
+    linear.put(0, StoredTensor.of(torch.ones(70, 40)), PanelPacking(library))
     assert linear.bias is not None
     linear.bias.zero_()
-    packed.multiply(x, out)
-    torch.testing.assert_close(out, x @ linear.weight.t(), atol=1e-5, rtol=1e-5)
+    product.multiply(x, out)
+    torch.testing.assert_close(out, x.sum(1, keepdim=True).expand(3, 70), atol=1e-5, rtol=1e-5)
 
 
 def test_a_weight_that_is_a_view_is_packed_as_it_reads(library: Library) -> None:
     weight = torch.randn(300, 400).t()
     x, out = torch.randn(2, 300), torch.empty(2, 400)
-    PackedLinear(library, Linear(weight)).multiply(x, out)
+    _product(library, Linear(weight)).multiply(x, out)
     torch.testing.assert_close(out, x @ weight.t(), atol=1e-4, rtol=1e-4)
 
 
@@ -127,7 +135,7 @@ def test_silu_at_the_ends_of_the_numbers(library: Library) -> None:
         :, None
     ]
     out = torch.empty(len(x), 1)
-    PackedLinear(library, Linear(torch.tensor([[1.0], [0.5]])), gated=True).multiply(x, out, Ending.GATED)
+    _product(library, Linear(torch.tensor([[1.0], [0.5]])), gated=True).multiply(x, out, Ending.GATED)
     exact = (F.silu(x.double()) * 0.5 * x.double()).float()
     near = x.abs() < 8
     torch.testing.assert_close(out[near], exact[near], atol=1e-36, rtol=1e-6)
@@ -171,7 +179,8 @@ def _step(numbers: random.Random, block_size: int) -> list[Chunk]:
 def test_a_step_of_any_shape(model: str, library: Library, make_checkpoint: CheckpointMaker) -> None:
     """Hidden states, logits and what is kept in the pool, with and without shared prefixes, of all rows and of some."""
     family, changes = MODELS[model]
-    decoder = _decoder(make_checkpoint(family, **changes))
+    folder = make_checkpoint(family, **changes)
+    decoder, in_panels = _decoder(folder), _decoder(folder, PanelPacking(library))
     for seed in range(12):
         numbers = random.Random(seed)
         block_size = numbers.choice([1, 4, 16])
@@ -187,7 +196,7 @@ def test_a_step_of_any_shape(model: str, library: Library, make_checkpoint: Chec
             pool.kv.normal_(generator=torch.Generator().manual_seed(seed))
             layers: Layers = TorchLayers(decoder, pool, NONE_SHARED)
             if on_kernels:
-                layers = CpuLayers(library, decoder, pool, SharingRule(fewest_positions=8))
+                layers = CpuLayers(library, in_panels, pool, SharingRule(fewest_positions=8))
             hidden = _forward(layers, chunks, shared, wanted)
             results.append((hidden.clone(), layers.logits(hidden), _written(pool, chunks)))
         for one, other in zip(*results, strict=True):
@@ -210,8 +219,8 @@ def _forward(
         return layers.forward(batch, None if len(wanted) == reads.size else wanted)
 
 
-def _decoder(folder: Path) -> Decoder:
-    return ModelLoader(ModelConfig(model=str(folder))).load_model("cpu")
+def _decoder(folder: Path, packing: PanelPacking | None = None) -> Decoder:
+    return ModelLoader(ModelConfig(model=str(folder))).load_model("cpu", packing)
 
 
 def _written(pool: KVPool, chunks: tuple[Chunk, ...]) -> torch.Tensor:
@@ -222,7 +231,7 @@ def _written(pool: KVPool, chunks: tuple[Chunk, ...]) -> torch.Tensor:
 
 def test_what_nobody_wrote_is_not_read(library: Library, make_checkpoint: CheckpointMaker) -> None:
     """A fault may leave NaN in a freed block, or a neighbour's row be NaN: others do not notice."""
-    decoder = _decoder(make_checkpoint("llama"))
+    decoder = _decoder(make_checkpoint("llama"), PanelPacking(library))
     pool = KVPool(decoder.arch, 8, 16, torch.float32, torch.device("cpu"))
     pool.kv.fill_(torch.nan)
     layers = CpuLayers(library, decoder, pool)

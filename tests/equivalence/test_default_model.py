@@ -86,3 +86,17 @@ def test_a_prompt_gives_the_same_tokens_alone_and_among_others(llm: LLM) -> None
     assert [completion.token_ids for completion in alone.outputs] == [
         completion.token_ids for completion in together[3].outputs
     ]
+
+
+def test_quantised_weights_give_what_dequantised_ones_give(llm: LLM, default_gguf: Path) -> None:
+    """Tokens and logprobs, bit for bit: weights in 4 and 8 bits against the same weights as float32."""
+    dequantized = LLM(str(default_gguf), dequantize=True)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=3)
+    for one, other in zip(
+        llm.generate(PROMPTS[:20], params, use_tqdm=False),
+        dequantized.generate(PROMPTS[:20], params, use_tqdm=False),
+        strict=True,
+    ):
+        mine, theirs = one.outputs[0], other.outputs[0]
+        assert (mine.token_ids, mine.cumulative_logprob) == (theirs.token_ids, theirs.cumulative_logprob)
+        assert list(mine.logprobs or ()) == list(theirs.logprobs or ())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ramify.models import linear
-from ramify.models.linear import Linear, may_be_kept_twice, may_pack
+from ramify.models.linear import Linear, may_pack
 
 FORMS = {
     "linear": linear._Forms(),
@@ -55,8 +55,6 @@ def test_large_models_and_other_types_are_not_kept_twice() -> None:
     weight = torch.empty(4, 4)
     assert may_pack(weight, weight.nbytes) == torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     assert not may_pack(weight, 2**60)
-    assert may_be_kept_twice(weight, weight.nbytes)
-    assert not may_be_kept_twice(weight, 2**60)
     assert not may_pack(weight.bfloat16(), weight.nbytes)
     with torch.inference_mode():
         assert not may_pack(torch.empty(4, 4), 64)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+import torch
 
 from ramify.config import ModelConfig
+from ramify.cpu import library
+from ramify.cpu.compiler import NoCompilerError
+from ramify.cpu.panels import PanelPacking
 from ramify.models.loader import ModelLoader
 from tests.conftest import CheckpointMaker
 from tests.corruption import (
@@ -75,19 +80,33 @@ def write_model(path: Path) -> None:
     writer.close()
 
 
-def load(path: Path) -> None:
-    decoder, tokenizer = ModelLoader(ModelConfig(model=str(path))).load_model_and_tokenizer("cpu")
+def load(path: Path, packing: PanelPacking | None = None) -> None:
+    loader = ModelLoader(ModelConfig(model=str(path)))
+    tokenizer = loader.load_tokenizer()
+    decoder = loader.load_model("cpu", packing)
     if tokenizer is not None:
         tokenizer.decode(tokenizer.encode("hello 12 wörld"))
-    decoder.embedding.sum()
+    if packing is None:
+        decoder.embedding.sum()
+    else:
+        decoder.table.parts[0].rows(torch.arange(len(decoder.embedding))).sum()
+
+
+def packing_here() -> PanelPacking | None:
+    """The CPU's kernels where they can be had: then weights stay quantised, as in an engine."""
+    try:
+        return PanelPacking(library.load(lambda _: None))
+    except NoCompilerError:
+        return None
 
 
 def try_gguf(sound_path: Path) -> Survival:
-    load(sound_path)
+    packing = packing_here()
+    load(sound_path, packing)
     sound = sound_path.read_bytes()
     header_bytes, fields = gguf_fields(sound)
     variants = corruptions(sound, header_bytes=header_bytes, fields=fields, count=NUM_VARIANTS, seed=1)
-    return survive(variants, sound_path.with_name("damaged.gguf"), load)
+    return survive(variants, sound_path.with_name("damaged.gguf"), partial(load, packing=packing))
 
 
 def try_safetensors(sound_folder: Path) -> Survival:

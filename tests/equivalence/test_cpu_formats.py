@@ -1,0 +1,191 @@
+"""Weights that stay in the format of their checkpoint: the same numbers as dequantised ones, bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from ramify import LLM, InvalidInputError, ModelError, SamplingParams, WeightsError
+from ramify.cpu.library import Library
+from ramify.cpu.panels import Ending, PanelPacking, Panels, Product
+from ramify.models import memory
+from ramify.models.decoder import linears
+from ramify.models.gguf_checkpoint import GGUFCheckpoint
+from ramify.models.gguf_quants import FORMATS_BY_NAME
+from ramify.models.linear import Linear
+from ramify.models.stored import StoredTensor
+from ramify.models.weights import EMBEDDING
+from tests.conftest import CheckpointMaker
+from tests.equivalence.test_cpu_kernels import library  # noqa: F401 - a fixture
+from tests.quantised import stored, write_model
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="no g++ here")
+STEPS = {name: max(each.block_size, 1) for name, each in FORMATS_BY_NAME.items()}
+
+
+def _product(packing: PanelPacking, parts: list[StoredTensor], *, gated: bool = False) -> Product:
+    linear = Linear(torch.empty(sum(part.shape[0] for part in parts), parts[0].shape[1], device="meta"))
+    first = 0
+    for part in parts:
+        linear.put(first, part, packing)
+        first += part.shape[0]
+    return Product(packing.library, linear, gated=gated)
+
+
+@pytest.mark.parametrize("name", FORMATS_BY_NAME)
+def test_rows_are_what_gguf_reads(library: Library, name: str) -> None:  # noqa: F811
+    """Every bit, the sign of zeros too; rows in any order, again and again."""
+    depth = 3 * STEPS[name] if STEPS[name] > 1 else 77
+    weight = stored(name, 150, depth, seed=1)
+    ids = torch.tensor([149, 0, 63, 64, 65, 3, 3, *range(130)])
+    rows = Panels(library, weight).rows(ids)
+    if name == "BF16":
+        expected = weight.numbers().float().numpy()
+    else:
+        expected = gguf.quants.dequantize(weight.rows().numpy(), gguf.GGMLQuantizationType[name])
+    assert np.array_equal(rows.numpy().view(np.int32), np.ascontiguousarray(expected[ids.numpy()]).view(np.int32))
+
+
+@given(
+    rows=st.one_of(st.sampled_from([1, 2, 3, 4, 5, 8, 9]), st.integers(1, 300)),
+    steps=st.integers(1, 5),
+    outputs=st.lists(st.sampled_from([1, 16, 40, 64, 65, 130]), min_size=1, max_size=3),
+    names=st.lists(st.sampled_from(list(FORMATS_BY_NAME)), min_size=3, max_size=3),
+    gated=st.booleans(),
+    threads=st.integers(1, 2),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=40)
+def test_products_are_those_of_float32_bit_for_bit(
+    library: Library,  # noqa: F811
+    *,
+    rows: int,
+    steps: int,
+    outputs: list[int],
+    names: list[str],
+    gated: bool,
+    threads: int,
+    seed: int,
+) -> None:
+    """Parts of several formats, any number of rows: the sums of float32 panels, which other tests hold to the truth."""
+    outputs = [outputs[0], outputs[0]] if gated else outputs
+    depth = steps * max(STEPS[name] for name in names)
+    parts = [stored(name, count, depth, seed + index) for index, (name, count) in enumerate(zip(names, outputs))]  # noqa: B905
+    x = torch.randn(rows, depth, generator=torch.Generator().manual_seed(seed))
+    ending = Ending.GATED if gated else Ending.PLAIN
+    found = []
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for dequantize in (False, True):
+            out = torch.empty(rows, outputs[0] if gated else sum(outputs))
+            _product(PanelPacking(library, dequantize=dequantize), parts, gated=gated).multiply(x, out, ending)
+            found.append(out)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
+    if not gated:
+        exact = x.double() @ torch.cat([part.numbers().double() for part in parts]).t()
+        scale = float(
+            x.double().abs().max() * torch.cat([part.numbers().double().abs() for part in parts]).sum(1).max()
+        )
+        assert float((found[0].double() - exact).abs().max()) <= 1e-6 * scale
+
+
+# -- whole models --------------------------------------------------------------------------------------------
+
+PROMPTS = [[1, 2, 3], list(range(40)), [5, 3] * 90]
+PARAMS = SamplingParams(n=3, seed=4, max_tokens=12, logprobs=1)
+
+
+def _formats(llm: LLM) -> set[str]:
+    decoder = llm.core.device.lanes[0].layers.decoder  # type: ignore[attr-defined]
+    return {part.stored_in.name for linear in linears(decoder) for part in linear.parts.values()}
+
+
+def _told(llm: LLM) -> list[tuple[tuple[int, ...], float | None]]:
+    outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    return [(each.token_ids, each.cumulative_logprob) for output in outputs for each in output.outputs]
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "BF16"), (torch.float16, "F16")])
+def test_a_16_bit_checkpoint_keeps_its_bits(
+    dtype: torch.dtype, name: str, make_checkpoint: CheckpointMaker, tmp_path: Path
+) -> None:
+    folder = make_checkpoint("qwen2", tie_word_embeddings=True)
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    tensors = {key: tensor.to(dtype) for key, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    kept, dequantized = LLM(str(tmp_path), device="cpu"), LLM(str(tmp_path), device="cpu", dequantize=True)
+    assert (_formats(kept), _formats(dequantized)) == ({name}, {"F32"})
+    before = _told(kept)
+    assert before == _told(dequantized)
+    kept.load_weights(load_file(folder / "model.safetensors").items())  # in float32: they keep their bits too
+    assert _formats(kept) == {"F32"}
+    assert _told(kept) == _told(LLM(str(folder), device="cpu"))
+    kept.load_weights(tensors.items())
+    assert _told(kept) == before
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_file_of_all_formats_draws_what_it_draws_dequantised(tied: bool, tmp_path: Path) -> None:
+    """Queries, keys and values of one layer are of three formats, gate and up of two."""
+    path = tmp_path / "mixed.gguf"
+    write_model(path, list(FORMATS_BY_NAME), tied=tied)
+    options: dict[str, Any] = {"device": "cpu", "generation_config": "none"}
+    packed, dequantized = LLM(str(path), **options), LLM(str(path), **options, dequantize=True)
+    assert _formats(packed) == set(FORMATS_BY_NAME)
+    told = _told(packed)
+    assert told == _told(dequantized)
+    for (tokens, logprob), (expected, its_logprob) in zip(
+        told, _told(LLM(str(path), **options, enforce_eager=True)), strict=True
+    ):
+        assert tokens == expected
+        assert logprob == pytest.approx(its_logprob, abs=1e-3)
+
+
+def test_weights_held_quantised_are_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    write_model(path, ["Q4_K", "Q6_K"])
+    llm = LLM(str(path), device="cpu")
+    before = _told(llm)
+    with pytest.raises(InvalidInputError, match=r"held quantised \(Q4_K, Q6_K\).*dequantize=True"):
+        llm.load_weights([])
+    assert _told(llm) == before  # nothing is lost
+    checkpoint = GGUFCheckpoint(path)
+    LLM(str(path), device="cpu", dequantize=True).load_weights(
+        (name, tensor.numbers()) for name, tensor in checkpoint.stored()
+    )
+
+
+def test_a_head_stored_again_is_compared_with_the_packed_embedding(
+    make_checkpoint: CheckpointMaker, tmp_path: Path
+) -> None:
+    folder = make_checkpoint("llama", tie_word_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    for head, is_right in ((tensors[EMBEDDING].clone(), True), (tensors[EMBEDDING] + 1, False)):
+        save_file({**tensors, "lm_head.weight": head}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        if is_right:
+            LLM(str(tmp_path), device="cpu")
+        else:
+            with pytest.raises(WeightsError, match="differs from"):
+                LLM(str(tmp_path), device="cpu")
+
+
+def test_a_model_larger_than_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "small.gguf"
+    write_model(path, ["Q8_0"])
+    monkeypatch.setattr(memory, "total_memory", lambda: 100_000)
+    with pytest.raises(ModelError, match="does not fit in memory"):
+        LLM(str(path), device="cpu", num_kv_blocks=4)
