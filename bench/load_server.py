@@ -121,10 +121,11 @@ def ramify_serve(model: str | None, flags: list[str]) -> Iterator[str]:
 class Python:
     """`LLM.generate` on the same work, with as many sequences at a time as the server is asked for."""
 
-    def __init__(self, model: str | None, concurrency: int, n: int) -> None:
+    def __init__(self, model: str | None, concurrency: int, n: int, **options: Any) -> None:
         from ramify import LLM
 
-        options: dict[str, Any] = {} if model is None else {"model": model}
+        if model is not None:
+            options["model"] = model
         self._llm = LLM(**options, max_num_seqs=concurrency * n, generation_config="none")
 
     def tokens_per_second(self, work: Work, requests: int) -> float:
