@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ramify.cli.options import (
@@ -21,7 +20,7 @@ from ramify.errors import InvalidInputError, RamifyError
 from ramify.server.config import PairConfig, ServerConfig
 
 if TYPE_CHECKING:
-    from ramify.server.service import ServedModel
+    from ramify.server.load import ModelToServe
 
 SERVER = flags_of(SERVER_FIELDS, "Server")
 PAIR = flags_of(PAIR_FIELDS, "Two models")
@@ -51,8 +50,8 @@ def serve(**values: Any) -> None:
     except ModuleNotFoundError as error:
         raise RamifyError(f'the server needs {error.name}: pip install ".[server]" in a checkout') from None
 
-    def load(say: Callable[[str], None]) -> list[ServedModel]:
-        from ramify.server.load import load_models, model_to_serve, pair_to_serve
+    def models_to_serve() -> list[ModelToServe]:
+        from ramify.server.load import model_to_serve, pair_to_serve  # bring torch
 
         models = []
         if model is not None:
@@ -60,6 +59,6 @@ def serve(**values: Any) -> None:
         if pair.teacher is not None:
             name = config.served_model_name if model is None else None  # given for the one model, if there are both
             models.append(pair_to_serve(pair, mixture, engine_options, name))
-        return load_models(models, config.engine_process, say)
+        return models
 
-    run_server(config, load)
+    run_server(config, models_to_serve)

@@ -39,6 +39,9 @@ class ServerConfig:
     engine_process: bool | None = setting(
         None, "run the engine in a process of its own (default: on a GPU, where the server then never holds it up)"
     )
+    http_workers: int = setting(
+        1, "processes that speak HTTP and share the port; several need the engine in a process of its own"
+    )
     log_requests: bool = setting(False, "a line for each request: counts, status and time, never its text")
     log_interval: float = setting(10.0, "seconds between lines on load and throughput, while there is any; 0 for none")
 
@@ -66,6 +69,11 @@ class ServerConfig:
                 raise check.refuse("allowed_origins", origin, "an origin such as https://example.org:8443, or *")
         if self.engine_process is not None:
             check.boolean("engine_process", self.engine_process)
+        check.integer("http_workers", self.http_workers, 1, 64)
+        if self.http_workers > 1 and self.engine_process is False:
+            raise InvalidInputError(
+                "http_workers must be 1 where the engine has no process of its own (engine_process)"
+            )
         check.boolean("log_requests", self.log_requests)
         check.number("log_interval", self.log_interval, 0)
 

@@ -71,14 +71,19 @@ def raise_file_limit() -> int:
     return most
 
 
+def files_for_connections(file_limit: int) -> int:
+    """How many of the files that a process may open are left for its clients."""
+    return file_limit - min(_RESERVED, file_limit // 2)
+
+
 def room_for_connections(config: ServerConfig, file_limit: int) -> int:
-    """How many connections may be open at once: what was asked for, or what the limit of open files leaves."""
-    most = file_limit - min(_RESERVED, file_limit // 2)
+    """How many connections may be open at once, over all processes: what was asked for, or what the files allow."""
+    most = files_for_connections(file_limit) * config.http_workers
     if config.max_connections is None:
         return most
     if config.max_connections > most:
         raise InvalidInputError(
-            f"max_connections must be at most {most}, got {config.max_connections}: this process may open {file_limit} "
+            f"max_connections must be at most {most}, got {config.max_connections}: a process may open {file_limit} "
             "files (ulimit -n)"
         )
     return config.max_connections

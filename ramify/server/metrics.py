@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from ramify.engine.observations import SECONDS, TOKENS, Distribution, EngineState
 from ramify.server.service import Service
@@ -38,6 +40,7 @@ _DISTRIBUTIONS = (
     ("prompts", "ramify_request_prompt_tokens", "Tokens of prompts.", TOKENS),
     ("outputs", "ramify_request_generated_tokens", "Tokens of returned samples, all of a request.", TOKENS),
 )
+_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # by which the library knows that there are several processes
 States = list[tuple[str, EngineState]]  # of each model, by its name
 
 
@@ -55,10 +58,15 @@ class ServerMetrics:
         )
 
     async def text(self) -> bytes:
+        """Of all processes of the server, where there are several: these keep their counts in files of one folder."""
+        answers = self.registry
+        if _FOLDER in os.environ:
+            answers = CollectorRegistry()
+            MultiProcessCollector(answers)  # type: ignore[no-untyped-call]
         states = [(model.name, await model.engine.state()) for model in self._service.models.values()]
         engines = CollectorRegistry()
         engines.register(_Engines(states))
-        return generate_latest(self.registry) + generate_latest(engines)
+        return generate_latest(answers) + generate_latest(engines)
 
 
 class _Engines:

@@ -89,6 +89,10 @@ class Service:
     def say(self, text: str) -> None:
         """What loading tells, from any thread: a line in the log, and perhaps an answer of /health."""
         _log.info("%s", text)
+        self.note(text)
+
+    def note(self, text: str) -> None:
+        """The same where another process has the log."""
         if _PUBLIC.fullmatch(text):
             self._progress = f"loading: {text[0].lower()}{text[1:]}"
 

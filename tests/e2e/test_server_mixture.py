@@ -19,7 +19,7 @@ from ramify.server.app import app_of
 from ramify.server.config import PairConfig, ServerConfig
 from ramify.server.load import load_models, model_to_serve, pair_to_serve
 from ramify.server.service import Service
-from tests.e2e.test_serve_command import process
+from tests.serve_process import process
 from tests.serving import ENGINE_PROCESS, serving
 
 SECRET = "The answer is forty-two."

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -92,8 +92,11 @@ SERVE = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES}, {FILES}))
 from ramify.server.config import ServerConfig
-from ramify.server.run import serve
-serve(ServerConfig(port=0, log_interval=0), lambda _: [])
+from ramify.server.front import run_front
+from ramify.server.listening import listener_of
+from ramify.server.service import Service
+config = ServerConfig(port=0, log_interval=0)
+run_front(Service(config), lambda _: [], listener_of(config))
 """
 
 
@@ -262,11 +265,10 @@ def test_a_server_is_warm_before_it_is_ready_unless_told_otherwise(
 
     asked: dict[str, Any] = {}
 
-    def load(models: list[ModelToServe], _engine_process: bool | None, _say: Any) -> Any:
-        asked.update(models[0].build.options)  # type: ignore[union-attr]
+    def serve(_config: ServerConfig, models: Callable[[], list[ModelToServe]]) -> None:
+        asked.update(models()[0].build.options)  # type: ignore[union-attr]
 
-    monkeypatch.setattr("ramify.server.load.load_models", load)
-    monkeypatch.setattr("ramify.server.run.serve", lambda _config, load_models: load_models(print))
+    monkeypatch.setattr("ramify.server.run.serve", serve)
     result = CliRunner().invoke(app, ["serve", *flags])
     assert result.exit_code == 0, result.output
     assert asked["warmup"] == wanted
