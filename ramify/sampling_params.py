@@ -26,6 +26,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1_024
 MAX_BAD_WORDS = 128
 MAX_LOGITS_PROCESSORS = 128
+SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
 
 # Fields that no flag and no HTTP request has: functions, and how text is given out, which a command or server decides.
 PYTHON_ALONE = frozenset({"logits_processors", "output_kind", "detokenize"})
@@ -99,9 +100,45 @@ class SamplingParams:
     top_p: float = _option(1.0, "smallest set of tokens whose mass reaches this", above=0, high=1)
     top_k: int = _option(-1, "only the k likeliest tokens (-1 or 0: all)", low=-1, high=check.LARGEST_TOKEN_ID)
     min_p: float = _option(0.0, "only tokens at least this share of the likeliest one", low=0, high=1)
+    top_n_sigma: float = _option(
+        0.0, "only tokens whose logit is within this many standard deviations of the largest (0: all)", low=0
+    )
+    typical_p: float = _option(
+        1.0, "the tokens of the most typical surprise whose mass reaches this (1: all)", above=0, high=1
+    )
+    epsilon_cutoff: float = _option(0.0, "only tokens of at least this probability", low=0, high=1)
+    eta_cutoff: float = _option(
+        0.0, "only tokens of at least this probability, and less where the model is unsure", low=0, high=1
+    )
+    top_a: float = _option(0.0, "only tokens of at least this times the square of the largest", low=0, high=1)
+    p_less: bool = _option(False, "only tokens at least as likely as two draws are to agree")
+    xtc_probability: float = _option(0.0, "how often the likeliest tokens are excluded", low=0, high=1)
+    xtc_threshold: float = _option(0.1, "excluded are tokens that reach this, but for the last of them", low=0, high=1)
+    dynatemp_range: float = _option(
+        0.0, "temperature moves by this much down where the model is sure, and up where it is not", low=0
+    )
+    dynatemp_exponent: float = _option(1.0, "how late dynatemp_range moves it up", above=0)
+    smoothing_factor: float = _option(
+        0.0, "logits fall with this times the square of their distance from the largest (0: unchanged)", low=0
+    )
     presence_penalty: float = _option(0.0, "-2..2, once per token already in the output", low=-2, high=2)
     frequency_penalty: float = _option(0.0, "-2..2, per occurrence in the output", low=-2, high=2)
     repetition_penalty: float = _option(1.0, "above 1 discourages tokens of prompt and output", above=0)
+    no_repeat_ngram_size: int = _option(
+        0, "never write so many tokens in an order that was there before (0: any)", low=0, high=MAX_TOKENS
+    )
+    dry_multiplier: float = _option(0.0, "taken from a token that would go on with a repetition (0: nothing)", low=0)
+    dry_base: float = _option(1.75, "by what that grows with every token of the repetition", low=1)
+    dry_allowed_length: int = _option(2, "repetitions shorter than this cost nothing", low=1, high=MAX_TOKENS)
+    dry_penalty_last_n: int = _option(
+        -1, "how many of the last tokens are searched for repetitions (-1: all)", low=-1, high=MAX_TOKENS
+    )
+    dry_sequence_breakers: Sequence[str] | None = _option(
+        None,
+        "no repetition goes on past these (default: line breaks, colons, quotation marks and asterisks)",
+        most=MAX_BAD_WORDS,
+        longest=MAX_STOP_LENGTH,
+    )
     seed: int | None = _option(None, "same seed, same prompt, same tokens", low=SEED_LOW, high=SEED_HIGH)
     child: int = _option(
         0, "with a seed: the sample that n would give this index, as a request of its own", low=0, high=MAX_SAMPLES - 1
@@ -155,6 +192,9 @@ class SamplingParams:
                 object.__setattr__(self, option.name, _checked(option, value))
         self._check_ends()
         self._check_strategy()
+        if self.dynatemp_range > self.temperature:
+            message = f"dynatemp_range must be at most temperature = {self.temperature}, got {self.dynatemp_range}"
+            raise InvalidInputError(message)
 
     # -- what callers ask ------------------------------------------------------------------------------------
 
@@ -188,6 +228,13 @@ class SamplingParams:
         """How many sequences must step together, because they look at each other; None where each goes its own way."""
         looks_at_siblings = self.resolved_strategy in (SamplingStrategy.BEAM_SEARCH, SamplingStrategy.DIVERSE)
         return self.num_children if looks_at_siblings else None
+
+    @property
+    def sequence_breakers(self) -> tuple[str, ...]:
+        """What ends a repetition; nothing where no repetition costs anything."""
+        if not self.dry_multiplier:
+            return ()
+        return SEQUENCE_BREAKERS if self.dry_sequence_breakers is None else tuple(self.dry_sequence_breakers)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -265,7 +312,7 @@ class SamplingParams:
 
     def _check_beam_search(self) -> None:
         width = self.resolved_beam_width
-        self._refuse_unused("seed", "child", "best_of", "score")
+        self._refuse_unused("seed", "child", "best_of", "score", "xtc_probability", "dynatemp_range")
         if self.temperature not in (0, 1):
             raise check.refuse("temperature", self.temperature, "at its default or 0 in a beam search")
         if self.n > width:

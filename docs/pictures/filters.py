@@ -8,6 +8,7 @@ Every number is the engine's own: with logprobs_mode="processed" it reports the 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from ramify import LLM, SamplingParams
 
 PROMPT = "She opened the door and saw a"
 NUM_TOKENS = 13  # shown by name; all others are one bar
-PANELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+Panel = tuple[str, str, dict[str, Any]]  # title, meaning, controls
+PANELS: tuple[Panel, ...] = (
     ("temperature=1", "the model's own distribution", {}),
     ("temperature=0.5", "sharper: the likely gain, nothing is removed", {"temperature": 0.5}),
     ("temperature=1.2", "flatter: the unlikely gain", {"temperature": 1.2}),
@@ -36,7 +38,8 @@ def distribution(llm: LLM, **controls: Any) -> dict[str, float]:
     return {(item.decoded_token or "").strip(): math.exp(item.logprob) for item in likeliest}
 
 
-def main() -> None:
+def draw(panels: Sequence[Panel], target: Path) -> None:
+    """One panel each, three in a row."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -52,9 +55,10 @@ def main() -> None:
     before.append(1 - sum(before))
 
     plt.rcParams.update({"font.size": 11, "text.color": INK, "axes.labelcolor": INK, "font.family": "DejaVu Sans"})
-    figure, axes = plt.subplots(2, 3, figsize=(13.5, 9.2), sharex=True, sharey=True)
+    height = -(-len(panels) // 3)
+    figure, axes = plt.subplots(height, 3, figsize=(13.5, 4.6 * height), sharex=True, sharey=True)
     places = range(len(before))
-    for axis, (title, meaning, controls) in zip(axes.flat, PANELS, strict=True):
+    for axis, (title, meaning, controls) in zip(axes.flat, panels, strict=True):
         kept = distribution(llm, **controls)
         after = [kept.get(name, 0.0) for name in names]
         after.append(max(0.0, 1 - sum(after)))
@@ -101,8 +105,8 @@ def main() -> None:
         fontsize=11,
     )
     figure.tight_layout(rect=(0, 0.045, 1, 0.985), h_pad=2.2)
-    figure.savefig(Path(__file__).with_suffix(".png"), dpi=110)
+    figure.savefig(target, dpi=110)
 
 
 if __name__ == "__main__":
-    main()
+    draw(PANELS, Path(__file__).with_suffix(".png"))

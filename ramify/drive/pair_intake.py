@@ -118,6 +118,8 @@ class PairIntake(Intake):
         super().check_params(params)
         if params.prompt_logprobs is not None:
             raise InvalidInputError("prompt_logprobs must be None for two models: their prompts are not mixed")
+        if params.dynatemp_range:
+            raise InvalidInputError("dynatemp_range must be 0 for two models: both have one temperature")
 
     def _render(self, side: Side, prompt: Prompt, name: str) -> Rendered:
         given = plain(prompt)

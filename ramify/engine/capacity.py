@@ -32,6 +32,8 @@ class Capacity:
         params, tracks = request.sampling_params, request.root.tracks
         if params.bad_words and not self.has_words:
             raise InvalidInputError("bad_words need a tokenizer, and this model has none: use logit_bias")
+        if params.dry_sequence_breakers and not self.has_words:
+            raise InvalidInputError("dry_sequence_breakers need a tokenizer, and this model has none: leave them out")
         longest = self.longest_output(request.root)
         together = params.num_together or 1
         if together > self.max_num_seqs:

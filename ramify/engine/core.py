@@ -138,7 +138,8 @@ class EngineCore:
             seed=params.seed if params.seed is not None else request_seed(self.seed, number),
             prompts=tuple(track.prompt_token_ids for track in request.root.tracks),
             eos_token_ids=self.eos_token_ids,
-            bad_words=self.encode_words(params.bad_words) if params.bad_words and self.encode_words else (),
+            bad_words=self._words(params.bad_words),
+            breakers=frozenset(word[-1] for word in self._words([f"a{text}" for text in params.sequence_breakers])),
             longest_output=self.capacity.longest_output(request.root),
         )
         group = Group(request, demands, self.make_text(params), decode=self.decode, ledger=ledger)
@@ -147,6 +148,10 @@ class EngineCore:
         self._num_arrived += 1
         self.scheduler.add(request)
         self._is_torn = False
+
+    def _words(self, words: Items[str] | None) -> tuple[tuple[int, ...], ...]:
+        """As token ids, in each of their spellings; a model without a tokenizer has none."""
+        return self.encode_words(words) if words and self.encode_words else ()
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request in whatever state it is and frees its blocks at once; None if it is not there any more."""

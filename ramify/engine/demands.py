@@ -34,6 +34,7 @@ class Demands:
     prompts: tuple[Sequence[int], ...] = ((),)  # of each track
     eos_token_ids: frozenset[int] = frozenset()
     bad_words: tuple[tuple[int, ...], ...] = ()  # as token ids
+    breakers: frozenset[int] = frozenset()  # tokens that no repetition goes on past
     longest_output: int = 0
 
     # -- how many sequences, and how they depend on each other -----------------------------------------------
@@ -137,7 +138,25 @@ class Demands:
     @cached_property
     def looks_back(self) -> bool:
         """Whether what may be drawn depends on which tokens were drawn before."""
-        return bool(self.counts_output or self.counts_prompt or self.params.bad_words or self.params.logits_processors)
+        params = self.params
+        return bool(
+            self.counts_output
+            or self.counts_prompt
+            or params.bad_words
+            or params.logits_processors
+            or params.no_repeat_ngram_size
+            or params.dry_multiplier
+        )
+
+    @cached_property
+    def is_shaped(self) -> bool:
+        """Whether rules beyond top-k, top-p, min-p and the penalties change what it is drawn from."""
+        params = self.params
+        if params.no_repeat_ngram_size or params.dry_multiplier:
+            return True
+        cuts = params.top_n_sigma or params.epsilon_cutoff or params.eta_cutoff or params.top_a or params.p_less
+        bends = params.dynatemp_range or params.smoothing_factor or params.xtc_probability
+        return not self.is_greedy and bool(cuts or bends or params.typical_p < 1)
 
     @cached_property
     def is_controlled(self) -> bool:
@@ -153,6 +172,8 @@ class Demands:
         reported = max(params.logprobs or 0, self.num_candidates)
         reports_beams = self.is_beam_search and params.logprobs is not None
         if params.logits_processors or self.diversity_penalty or reports_beams or reported > MOST_REPORTED:
+            return "full"
+        if self.is_shaped:
             return "full"
         words = self.bad_words
         if len(words) > MOST_BAD_WORDS or any(len(word) > LONGEST_BAD_WORD for word in words):

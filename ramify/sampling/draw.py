@@ -24,6 +24,7 @@ Words = TypeVar("Words", Tensor, NDArray[np.int64])  # 32-bit words, held in int
 
 BLOCK = 256
 BLOCK_LEVEL, TOKEN_LEVEL = 0, 1
+COIN_LEVEL = 2  # decisions beside the draw have a stream of their own
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)  # what the two key words grow by from round to round
@@ -64,6 +65,14 @@ def philox(counter: tuple[Words, ...], key: tuple[Words, Words]) -> tuple[Words,
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
         k0, k1 = (k0 + WEYL[0]) & _MASK, (k1 + WEYL[1]) & _MASK
     return c0, c1, c2, c3
+
+
+def coin(seed: int, child: int, position: int, level: int) -> float:
+    """One number, evenly spread between 0 and 1."""
+    *key, child_word, position_word = noise_words(seed, child, position)
+    words = [np.array([word], np.int64) for word in (0, position_word, child_word, level, *key)]
+    first = philox(tuple(words[:4]), (words[4], words[5]))[0]
+    return (float(first[0]) + 0.5) * WORD_STEP
 
 
 def gumbel(keys: NoiseKeys, first: Tensor, count: int, level: int) -> Tensor:

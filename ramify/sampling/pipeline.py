@@ -1,20 +1,20 @@
 """From raw logits to drawn tokens, in one order:
 
     raw logprobs are the model's own
-    CONTROLS    min_tokens, allowed ids, bad words, bias, penalties, callers' processors, distance from siblings
-    FILTERS     temperature, then top-k, top-p (on what top-k left), min-p (on what top-p left)
+    controls    bans, bias, penalties, callers' processors                   controls.py
+    filters     temperature, then what cuts unlikely tokens off              narrowing.py
     processed logprobs are of what is left
     the draw, or the likeliest candidates of a beam
 
 Greedy rows take the largest logit after the controls; beams skip the temperature. Where two models are mixed, the
-controls act on both, the mixture (which brings the temperature) takes the place of the raw logits, and top-k, top-p and
-min-p act on it. Whatever touches the whole vocabulary happens a few rows at a time, so that it stays in cache; noise,
-which does not, is made for many rows at once.
+controls act on both, the mixture (which brings the temperature) takes the place of the raw logits, and all filters but
+the temperature act on it. Whatever touches the whole vocabulary happens a few rows at a time, so that it stays in
+cache; noise, which does not, is made for many rows at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,135 +23,16 @@ from torch import Tensor
 
 from ramify.config import LogprobsMode
 from ramify.engine.plan import Draw, StepResult
-from ramify.sampling import filters, processors
 from ramify.sampling.columns import CHILD, POSITION, SEED_HIGH, SEED_LOW, Columns
+from ramify.sampling.controls import control
 from ramify.sampling.draw import NoiseKeys, block_noise, block_scores, choose_tokens, take_blocks
 from ramify.sampling.mixing import Mixer
+from ramify.sampling.narrowing import FILTERS, FILTERS_OF_MIXTURES
 from ramify.sampling.piece import Piece, Rows
-from ramify.sampling.settings import KnownSettings, pairs_of_outputs, pairs_of_seen
-from ramify.sampling.user_processors import run_processors
+from ramify.sampling.settings import KnownSettings
 
 ROWS_AT_ONCE = 8  # some 2 MB at a time
 NOISE_AT_ONCE = 256  # n = 16,384 first tokens never become one array
-
-
-# -- controls: each returns its argument where no row asks for it ------------------------------------------------
-
-
-def ban_early_ends(logits: Tensor, rows: Rows) -> Tensor:
-    if not rows.settings.has_min_tokens:
-        return logits
-    banned = [
-        (row, token_id)
-        for row, draw in enumerate(rows.draws)
-        if draw.position < draw.demands.params.min_tokens
-        for token_id in draw.demands.end_token_ids
-    ]
-    return processors.ban(logits, *_columns(banned, logits)) if banned else logits
-
-
-def keep_allowed(logits: Tensor, rows: Rows) -> Tensor:
-    allowed = rows.settings.allowed
-    return logits if allowed is None else processors.allow_only(logits, *allowed)
-
-
-def ban_bad_words(logits: Tensor, rows: Rows) -> Tensor:
-    """The last token of a word is banned where the tokens before it have just been written."""
-    if not rows.settings.has_bad_words:
-        return logits
-    banned = [
-        (row, word[-1])
-        for row, draw in enumerate(rows.draws)
-        for word in draw.demands.bad_words
-        if len(word) == 1 or tuple(draw.output[-len(word) + 1 :]) == word[:-1]
-    ]
-    return processors.ban(logits, *_columns(banned, logits)) if banned else logits
-
-
-def add_bias(logits: Tensor, rows: Rows) -> Tensor:
-    bias = rows.settings.bias
-    return logits if bias is None else processors.add_bias(logits, *bias)
-
-
-def penalise_repetition(logits: Tensor, rows: Rows) -> Tensor:
-    penalties = rows.settings.repetition
-    if penalties is None:
-        return logits
-    seen_rows, token_ids = pairs_of_seen(rows.draws, rows.role, logits.shape[1], logits.device)
-    return processors.penalise_repetition(logits, seen_rows, token_ids, penalties[seen_rows])
-
-
-def penalise_frequency(logits: Tensor, rows: Rows) -> Tensor:
-    frequency, presence = rows.settings.frequency, rows.settings.presence
-    if frequency is None or presence is None:
-        return logits
-    seen, token_ids, counts = pairs_of_outputs(rows.draws, logits.shape[1], logits.device)
-    return processors.penalise_frequency(
-        logits, seen, token_ids, counts=counts, frequency=frequency[seen], presence=presence[seen]
-    )
-
-
-def call_processors(logits: Tensor, rows: Rows) -> Tensor:
-    if not rows.settings.has_processors:
-        return logits
-    return run_processors(logits, rows.draws, rows.role, rows.faults)
-
-
-def push_from_siblings(logits: Tensor, rows: Rows) -> Tensor:
-    """Diverse sampling: a token loses the penalty for every earlier sibling that took it in this step."""
-    if not rows.settings.is_diverse:
-        return logits
-    pushed = [
-        (row, token_id, -draw.demands.diversity_penalty)
-        for row, draw in enumerate(rows.draws)
-        if draw.demands.diversity_penalty
-        for token_id in rows.taken.get(draw.request_id, ())
-    ]
-    if not pushed:
-        return logits
-    where = _columns([(row, token_id) for row, token_id, _ in pushed], logits)
-    return processors.add_bias(logits, *where, logits.new_tensor([amount for _, _, amount in pushed]))
-
-
-CONTROLS: tuple[Callable[[Tensor, Rows], Tensor], ...] = (
-    ban_early_ends,
-    keep_allowed,
-    ban_bad_words,
-    add_bias,
-    penalise_repetition,
-    penalise_frequency,
-    call_processors,
-    push_from_siblings,
-)
-
-
-# -- filters -----------------------------------------------------------------------------------------------------
-
-
-def scale(logits: Tensor, rows: Rows) -> Tensor:
-    temperatures, unscaled = rows.settings.temperatures, rows.settings.unscaled
-    if temperatures is None:
-        return logits
-    scaled = processors.temperature(logits, temperatures)
-    # A row at 1 keeps its very bits: what is drawn from it must not depend on who stands beside it.
-    return scaled if unscaled is None else torch.where(unscaled, logits, scaled)
-
-
-def keep_likely(logits: Tensor, rows: Rows) -> Tensor:
-    """top-k, top-p and min-p, on the rows that ask for one of them."""
-    chosen, index = rows.settings.filters, rows.settings.filtered_rows
-    if chosen is None:
-        return logits
-    if index is None:
-        return filters.apply(logits, chosen)
-    return logits.index_copy(0, index, filters.apply(logits[index], chosen))
-
-
-FILTERS: tuple[Callable[[Tensor, Rows], Tensor], ...] = (scale, keep_likely)
-FILTERS_OF_MIXTURES = (keep_likely,)  # the temperature is in the mixture already
-
-
-# -- the sampler -------------------------------------------------------------------------------------------------
 
 
 class Source(NamedTuple):
@@ -239,7 +120,7 @@ class Sampler:
     def _process(self, logits: Sequence[Tensor], rows: Rows, noise: Tensor | None) -> Piece:
         """A few rows of each source to the winners of the race's first level."""
         settings = rows.settings
-        controlled = [_control(each, replace(rows, role=role) if role else rows) for role, each in enumerate(logits)]
+        controlled = [control(each, replace(rows, role=role) if role else rows) for role, each in enumerate(logits)]
         changed = [after for before, after in zip(logits, controlled, strict=True) if after is not before]
         alive = [each.amax(-1) > -torch.inf for each in changed]
         mixed = None
@@ -278,12 +159,6 @@ class Sampler:
         )
 
 
-def _control(logits: Tensor, rows: Rows) -> Tensor:
-    for control in CONTROLS:
-        logits = control(logits, rows)
-    return logits
-
-
 def _waves(asked: list[Asked]) -> list[list[Asked]]:
     """Which draws go at once: all, but a diverse sibling goes after those before it."""
     if not any(draw.demands.diversity_penalty for _, draw in asked):
@@ -309,8 +184,3 @@ def _take_rows(logits: Tensor, rows: list[int]) -> Tensor:
     if rows == [first] * len(rows):
         return logits[first].expand(len(rows), -1)
     return logits[torch.tensor(rows, device=logits.device)]
-
-
-def _columns(pairs: Sequence[tuple[int, int]], logits: Tensor) -> tuple[Tensor, Tensor]:
-    rows, token_ids = torch.tensor(pairs, device=logits.device).unbind(1)
-    return rows, token_ids

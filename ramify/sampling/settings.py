@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,8 +13,29 @@ from ramify.engine.demands import LARGEST, Demands
 from ramify.engine.plan import Draw
 from ramify.sampling.columns import TOP_K, Columns
 from ramify.sampling.filters import Filters
+from ramify.sampling_params import SamplingParams
 
 Pairs = tuple[Tensor, Tensor]  # rows and token ids, of one length
+
+
+class Chosen(NamedTuple):
+    """The rows that ask for a rule, and what they ask for, a column (rows,) for each of its numbers."""
+
+    rows: Tensor
+    columns: tuple[Tensor, ...]
+
+
+# What rows ask of each rule beyond top-k, top-p and min-p, by the rule's first field; the others are its companions.
+RULES: dict[str, tuple[str, ...]] = {
+    "top_n_sigma": (),
+    "dynatemp_range": ("dynatemp_exponent",),
+    "smoothing_factor": (),
+    "typical_p": (),
+    "epsilon_cutoff": (),
+    "eta_cutoff": (),
+    "top_a": (),
+    "p_less": (),
+}
 
 
 class Settings:
@@ -31,14 +53,19 @@ class Settings:
         self.has_bad_words = any(each.bad_words for each in demands)
         self.has_processors = any(each.logits_processors for each in params)
         self.is_diverse = any(each.diversity_penalty for each in demands)
+        self.has_ngrams = any(each.no_repeat_ngram_size for each in params)
+        self.is_dry = any(each.dry_multiplier for each in params)
+        self.excludes = any(
+            each.xtc_probability and not demand.is_greedy for each, demand in zip(params, demands, strict=True)
+        )
         temperatures, top_p, min_p = torch.tensor(columns.floats, device=device)
         self.is_greedy = temperatures == 0
         self.temperatures = None
         self.unscaled = None  # (R, 1): rows that stay as they are, beside others that are scaled
-        scaled = [each.temperature not in (0, 1) for each in demands]
+        scaled = [each.temperature not in (0, 1) or each.params.dynatemp_range > 0 for each in demands]
         if any(scaled):
             self.temperatures = torch.where(self.is_greedy, 1, temperatures)
-            self.unscaled = None if all(scaled) else (self.temperatures == 1)[:, None]
+            self.unscaled = None if all(scaled) else ~torch.tensor(scaled, device=device)[:, None]
 
         def column(values: Sequence[float]) -> Tensor:
             return torch.tensor(values, dtype=torch.float32, device=device)
@@ -57,6 +84,19 @@ class Settings:
         self.bias = None
         if biased is not None:
             self.bias = (*biased, column([min(max(amount, -LARGEST), LARGEST) for _, _, amount in biases]))
+
+        self.chosen: dict[str, Chosen] = {}  # by the rule's name, those that some row asks for
+        if any(each.is_shaped for each in demands):
+            for rule, companions in RULES.items():
+                neutral = SamplingParams.__dataclass_fields__[rule].default
+                rows = [
+                    row
+                    for row, each in enumerate(demands)
+                    if getattr(each.params, rule) != neutral and not each.is_greedy
+                ]
+                if rows:
+                    asked = [column([getattr(params[row], name) for row in rows]) for name in (rule, *companions)]
+                    self.chosen[rule] = Chosen(torch.tensor(rows, device=device), tuple(asked))
 
         chosen = [row for row, each in enumerate(demands) if each.narrows]
         self.filters: Filters | None = None

@@ -76,7 +76,7 @@ def test_what_readme_and_usage_offer_is_accepted(code: str) -> None:
 
 
 def test_offers_and_refusals_were_found() -> None:
-    assert len(REFUSED) == 22
+    assert len(REFUSED) == 25
     assert len(OFFERED) == 4 + 7
 
 

@@ -28,6 +28,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "early_stopping": {"strategy": "beam_search"},
     "num_beam_groups": {"strategy": "beam_search", "beam_width": 16_384},
     "diversity_penalty": {"strategy": "diverse"},
+    "dynatemp_range": {"temperature": 1e308},
 }
 # Powers of two and their neighbours: a group of beams must divide them.
 INTEGERS = [-(2**63) - 1, -(2**63), -2, -1, 0, 1, 2, 16_384, 16_385, 2**31 - 1, 2**31, 2**64 - 1, 2**64]

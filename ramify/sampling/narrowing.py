@@ -1,0 +1,95 @@
+"""What becomes of logits after the controls, in its order: bent, then cut down to what may be drawn.
+
+    top-n-sigma, temperature (or a dynamic one), smoothing; then top-k, top-p, min-p, typical, epsilon, eta, top-a,
+    p-less and xtc, each on what the ones before it left
+
+Each acts on the rows that ask for it, and returns its argument where none does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ramify.engine.plan import Draw
+from ramify.sampling import filters, processors, shaping, truncation
+from ramify.sampling.draw import COIN_LEVEL, coin
+from ramify.sampling.piece import Rows
+
+Filter = Callable[[Tensor, Rows], Tensor]
+
+
+def scale(logits: Tensor, rows: Rows) -> Tensor:
+    temperatures, unscaled = rows.settings.temperatures, rows.settings.unscaled
+    if temperatures is None:
+        return logits
+    dynamic = rows.settings.chosen.get("dynatemp_range")
+    if dynamic is not None:
+        own = shaping.dynamic_temperature(logits[dynamic.rows], temperatures[dynamic.rows], *dynamic.columns)
+        temperatures = temperatures.index_copy(0, dynamic.rows, own)
+    scaled = processors.temperature(logits, temperatures)
+    # A row at 1 keeps its very bits: what is drawn from it must not depend on who stands beside it.
+    return scaled if unscaled is None else torch.where(unscaled, logits, scaled)
+
+
+def keep_likely(logits: Tensor, rows: Rows) -> Tensor:
+    """top-k, top-p and min-p, on the rows that ask for one of them."""
+    chosen, index = rows.settings.filters, rows.settings.filtered_rows
+    if chosen is None:
+        return logits
+    if index is None:
+        return filters.apply(logits, chosen)
+    return logits.index_copy(0, index, filters.apply(logits[index], chosen))
+
+
+def exclude_likeliest(logits: Tensor, rows: Rows) -> Tensor:
+    """XTC, on the rows whose coin falls for it in this step."""
+    if not rows.settings.excludes:
+        return logits
+    excluding = [
+        row
+        for row, draw in enumerate(rows.draws)
+        if draw.demands.params.xtc_probability
+        and not draw.demands.is_greedy
+        and _coin(draw) < draw.demands.params.xtc_probability
+    ]
+    if not excluding:
+        return logits
+    index = torch.tensor(excluding, device=logits.device)
+    thresholds = logits.new_tensor([rows.draws[row].demands.params.xtc_threshold for row in excluding])
+    return logits.index_copy(0, index, truncation.xtc(logits[index], thresholds))
+
+
+def _rule(name: str, act: Callable[..., Tensor]) -> Filter:
+    """A rule on the rows that ask for it."""
+
+    def apply(logits: Tensor, rows: Rows) -> Tensor:
+        chosen = rows.settings.chosen.get(name)
+        if chosen is None:
+            return logits
+        return logits.index_copy(0, chosen.rows, act(logits[chosen.rows], *chosen.columns))
+
+    return apply
+
+
+keep_within_deviations = _rule("top_n_sigma", truncation.top_n_sigma)
+smooth = _rule("smoothing_factor", shaping.smooth)
+TRUNCATIONS: tuple[Filter, ...] = (
+    keep_likely,
+    _rule("typical_p", truncation.typical_p),
+    _rule("epsilon_cutoff", truncation.epsilon_cutoff),
+    _rule("eta_cutoff", truncation.eta_cutoff),
+    _rule("top_a", truncation.top_a),
+    _rule("p_less", lambda logits, _: truncation.p_less(logits)),
+    exclude_likeliest,
+)
+FILTERS: tuple[Filter, ...] = (keep_within_deviations, scale, smooth, *TRUNCATIONS)
+# The temperature is in the mixture already.
+FILTERS_OF_MIXTURES: tuple[Filter, ...] = (keep_within_deviations, smooth, *TRUNCATIONS)
+
+
+def _coin(draw: Draw) -> float:
+    demands = draw.demands
+    return coin(demands.seed, demands.params.child + draw.child, draw.position, COIN_LEVEL)

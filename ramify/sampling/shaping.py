@@ -1,0 +1,24 @@
+"""Rules that bend a distribution and leave nothing out: pure functions of logits (R, vocabulary)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def dynamic_temperature(logits: Tensor, temperature: Tensor, reach: Tensor, exponent: Tensor) -> Tensor:
+    """(R,) temperatures between temperature - reach, for a model that is certain, and temperature + reach.
+
+    temperature - reach + 2 * reach * (entropy / log of the number of tokens that can be drawn) ^ exponent
+    """
+    logprobs = logits.log_softmax(-1)
+    entropy = -(logprobs.exp() * logprobs.clamp_min(-1e30)).sum(-1)
+    most = (logits > -torch.inf).sum(-1).clamp_min(2).float().log()
+    share = (entropy / most).clamp(0, 1) ** exponent
+    return temperature - reach + 2 * reach * share
+
+
+def smooth(logits: Tensor, factor: Tensor) -> Tensor:
+    """Quadratic sampling: largest - factor * (largest - l)^2. The likely draw together, the unlikely fall away."""
+    largest = logits.amax(-1, keepdim=True)
+    return largest - factor[:, None] * (largest - logits).square()
