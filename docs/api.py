@@ -70,6 +70,7 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "IllegalMoveError",
         "CacheExhaustedError",
         "EngineFaultError",
+        "EngineLostError",
         "EngineBusyError",
         "EngineClosedError",
     ),

@@ -10,11 +10,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests.serving import ENGINE_PROCESS
+
+OWN = ["--engine-process"] if ENGINE_PROCESS else []
+
 
 class Process:
     def __init__(self, *arguments: str, **environment: str) -> None:
         self.popen = subprocess.Popen(
-            [sys.executable, "-c", "from ramify.cli import main; main()", "serve", "--port", "0", *arguments],
+            [sys.executable, "-c", "from ramify.cli import main; main()", "serve", *OWN, "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -28,6 +28,7 @@ SECONDS_BETWEEN_LOOKS = 1.0
 def main(descriptor: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # held back until now
     parent = os.getppid()
     control = socket.socket(fileno=descriptor)
     sys.path[:] = json.loads(_frame(control))

@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ramify.errors import EngineLostError, RamifyError
@@ -32,7 +32,7 @@ class EngineProcess:
             raise RamifyError("an engine in a process of its own needs Python's own program, and this one has none")
         self._control, theirs = socket.socketpair()
         self._lock = threading.Lock()
-        with theirs:
+        with theirs, _signals_held():
             # In a process group of its own: Ctrl-C in a terminal is for this process alone.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(_PROGRAM), str(theirs.fileno())],
@@ -78,6 +78,16 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """A process that is started here holds back the signals that its parent answers until it can ignore them itself."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _signal_name(number: int) -> str:
