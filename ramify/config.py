@@ -22,7 +22,7 @@ PreemptionMode = Literal["recompute", "swap"]
 LogprobsMode = Literal["raw", "processed"]
 Warmup = Literal["lazy", "full"]
 GenerationConfig = Literal["auto", "none"]
-AlphaMethod = Literal["kl_symmetry", "fixed", "entropy", "ess_balance"]
+AlphaMethod = Literal["kl_symmetry", "fixed", "entropy", "ess_balance", "kl_budget"]
 
 _GPU = re.compile(r"cuda:(0|[1-9][0-9]{0,2})")
 DEFAULT_MODEL = "smollm2-135m"
@@ -136,9 +136,10 @@ class MixtureConfig:
     """How a teacher and a student become one distribution; alpha is the teacher's weight in it."""
 
     alpha_method: AlphaMethod = setting(
-        "kl_symmetry", "how the teacher's weight is found: kl_symmetry, fixed, entropy, ess_balance"
+        "kl_symmetry", "how the teacher's weight is found: kl_symmetry, fixed, entropy, ess_balance, kl_budget"
     )
     alpha: float | None = setting(None, "the teacher's weight, for alpha_method fixed")
+    kl_budget: float | None = setting(None, "how far from the student, in nats a token, for alpha_method kl_budget")
     alpha_min: float = setting(0.0, "no weight below this, whatever the method finds")
     alpha_max: float = setting(1.0, "no weight above this")
     teacher_top_k: int = setting(-1, "only the teacher's k likeliest tokens (-1 or 0: all)")
@@ -164,10 +165,24 @@ class MixtureConfig:
                 )
         elif self.alpha is not None:
             raise check.refuse("alpha", self.alpha, f"None: alpha_method {self.alpha_method!r} finds it")
+        self._check_budget()
         check.integer("teacher_top_k", self.teacher_top_k, -1, check.LARGEST_TOKEN_ID)
         check.number("teacher_top_p", self.teacher_top_p, above=0, high=1)
         check.boolean("force_teacher_first_token", self.force_teacher_first_token)
         check.boolean("force_teacher_special_tokens", self.force_teacher_special_tokens)
+
+    def _check_budget(self) -> None:
+        if self.alpha_method != "kl_budget":
+            if self.kl_budget is not None:
+                raise check.refuse("kl_budget", self.kl_budget, f"None: alpha_method is {self.alpha_method!r}")
+            return
+        if self.kl_budget is None:
+            raise InvalidInputError("alpha_method 'kl_budget' needs kl_budget, a number of nats above 0")
+        check.number("kl_budget", self.kl_budget, above=0)
+        if self.alpha_min > 0:
+            raise check.refuse(
+                "alpha_min", self.alpha_min, "0 with alpha_method 'kl_budget', or the budget would not hold"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ class PairOptions(EngineOptions, total=False):
 
     alpha_method: AlphaMethod  # default "kl_symmetry"
     alpha: float | None  # None
+    kl_budget: float | None  # None
     alpha_min: float  # 0.0
     alpha_max: float  # 1.0
     teacher_top_k: int  # -1

@@ -29,6 +29,7 @@ from ramify.gpu.kernels.pair_survey import NUM_FACTS, grow, survey
 from ramify.sampling import alpha as methods
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.mixture import NUMBERS, Mixed, forced_rows, on_support
+from ramify.sampling.pair import Pair
 
 BLOCK = 1024
 SPLIT = 8192  # ids a program reads: 19 programs for a row of 151,936
@@ -45,6 +46,9 @@ def mix(teacher: Tensor, theta: Tensor, config: MixtureConfig, *, first: Tensor,
         given = torch.full((theta.shape[0],), config.alpha, dtype=torch.float64, device=theta.device)
     elif config.alpha_method == "entropy":
         given = methods.entropy(theta, teacher)
+    elif config.alpha_method == "kl_budget":
+        assert config.kl_budget is not None, "checked by the configuration"
+        given = methods.kl_budget(Pair.of(theta, teacher), config.kl_budget)
     is_balance = config.alpha_method == "ess_balance"
     search = _Search(teacher, theta, given, is_balance=is_balance)
     if given is None:

@@ -3,8 +3,9 @@
     kl_symmetry   the α that minimises log Z; there KL(q‖π_θ) = KL(q‖π_t) = −log Z
     entropy       H(π_θ) / (H(π_θ) + H(π_t)), ½ where both are certain
     ess_balance   the α with Σ π_θ²/q = Σ π_t²/q, that is log Z(−α) = log Z(2 − α)
+    kl_budget     the largest α with KL(q‖π_θ) = α E_q[d] − log Z ≤ budget
 
-The two that need a search run Newton's method inside a bracket for a fixed number of steps. A row that has arrived
+Those that need a search run Newton's method inside a bracket for a fixed number of steps. A row that has arrived
 stays where it is, so no row depends on its neighbours, and on a CPU the search ends when all have arrived.
 """
 
@@ -30,6 +31,9 @@ LEAST_FALL = 1e-5  # of the rise: the fall is a difference, and below that it is
 NEAR = 1e-7  # E[d]² beside the variance of d: a step so small is the last one needed
 SETTLED = 1e-7  # ess_balance's last step
 LEAST_GROWTH = 1e-300  # ess_balance divides by it
+BUDGET_STEPS = 14
+SPARED = 1e-4  # of a budget: what rounding may take, so that it holds all the same
+SPENT = 5e-5  # a budget is spent when no more of it than this is left, or overdrawn before what is spared
 
 
 class Tangent(NamedTuple):
@@ -117,6 +121,48 @@ def ess_balance(pair: Pair) -> Tensor:
         alpha = torch.where(arrived, alpha, following)
         arrived = arrived | settled
     return alpha
+
+
+def kl_budget(pair: Pair, budget: float) -> Tensor:
+    """KL(q‖π_θ) grows with α, and its root is nearly a line: Newton's method on that, inside a bracket.
+
+    In float64, of which a small budget needs the digits.
+    """
+    base, ratio = pair.base.double(), pair.ratio.double()
+    of_theta = (pair.theta.double() - pair.largest[:, None]).logsumexp(-1)
+
+    def spent_at(alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """KL(q‖π_θ) and its slope, (R,) each."""
+        exponents = torch.addcmul(base, alpha[:, None], ratio)
+        probabilities = exponents.softmax(-1)
+        mean = (probabilities * ratio).sum(-1)
+        variance = (probabilities * (ratio - mean[:, None]).square()).sum(-1)
+        return (alpha * mean - exponents.logsumexp(-1) + of_theta).clamp_min(0), alpha * variance
+
+    zero, one = torch.zeros_like(of_theta), torch.ones_like(of_theta)
+    wanted = budget * (1 - SPARED)
+    # Where the teacher rules tokens out, any of its weight costs what the student would have given them.
+    stays_low = pair.theta_alone & (spent_at(zero)[0] > wanted)
+    of_teacher, _ = spent_at(one)
+    stays_high = of_teacher <= wanted
+    low, high = zero, one
+    alpha = (wanted / of_teacher.clamp_min(wanted)).sqrt()
+    arrived = stays_low | stays_high | pair.is_disjoint
+    for _ in range(BUDGET_STEPS):
+        if alpha.device.type == "cpu" and bool(arrived.all()):
+            break
+        spent, slope = spent_at(alpha)
+        is_spent = (spent - wanted).abs() <= SPENT * budget
+        low = torch.where(~arrived & ((spent <= wanted) | is_spent), alpha, low)
+        high = torch.where(~arrived & (spent > wanted), alpha, high)
+        step = alpha + 2 * spent.sqrt() * (wanted**0.5 - spent.sqrt()) / slope.clamp_min(LEAST_GROWTH)
+        is_inside = (step > low) & (step < high)
+        alpha = torch.where(arrived | is_spent, alpha, torch.where(is_inside, step, (low + high) / 2))
+        arrived = arrived | is_spent
+    # Whoever has not arrived takes the most that is known to be within.
+    differ = pair.theta_alone | pair.teacher_alone
+    found = torch.where(stays_high, torch.where(differ, 1 - EDGE, one), torch.where(stays_low, zero, low))
+    return torch.where(pair.is_disjoint, 0.5, found)
 
 
 def entropy(theta: Tensor, teacher: Tensor) -> Tensor:

@@ -157,6 +157,9 @@ def _choose(pair: Pair, config: MixtureConfig, forced: Tensor) -> tuple[Tensor, 
         found = methods.ess_balance(pair)
     elif config.alpha_method == "entropy":
         found = methods.entropy(pair.theta, pair.teacher)
+    elif config.alpha_method == "kl_budget":
+        assert config.kl_budget is not None, "checked by the configuration"
+        found = methods.kl_budget(pair, config.kl_budget)
     else:
         assert config.alpha is not None, "checked by the configuration"
         found = torch.full_like(pair.rest, config.alpha)

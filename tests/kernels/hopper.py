@@ -126,7 +126,11 @@ def mixture(vocab_size: int) -> None:
     rows = 2
     logits, first = torch.zeros(rows, vocab_size), torch.zeros(rows, dtype=torch.bool)
     for method in get_args(AlphaMethod):
-        config = MixtureConfig(alpha_method=method, alpha=0.5 if method == "fixed" else None)
+        config = MixtureConfig(
+            alpha_method=method,
+            alpha=0.5 if method == "fixed" else None,
+            kl_budget=0.1 if method == "kl_budget" else None,
+        )
         mix(logits, logits.clone(), config, first=first, special_token_ids=torch.zeros(1, dtype=torch.int64))
 
 

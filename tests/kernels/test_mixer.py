@@ -22,6 +22,7 @@ METHODS: list[dict[str, Any]] = [
     {"alpha_method": "fixed", "alpha": 0.3},
     {"alpha_method": "entropy"},
     {"alpha_method": "ess_balance"},
+    {"alpha_method": "kl_budget", "kl_budget": 0.1},
 ]
 SPECIAL = [2, 5]
 

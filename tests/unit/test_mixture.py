@@ -77,6 +77,36 @@ def test_other_methods_equal_the_closed_forms(method: str, kind: str) -> None:
         check_row(made, row, theta, teacher)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("budget", [1e-3, 0.02, 0.5, 5.0])
+def test_a_budget_holds_and_is_spent(kind: str, budget: float) -> None:
+    theta, teacher = pairs(kind, ROWS, VOCABULARY, seed=21)
+    made = mixed(theta, teacher, alpha_method="kl_budget", kl_budget=budget)
+    for row in range(ROWS):
+        a, b = reference.log_probabilities(theta[row]), reference.log_probabilities(teacher[row])
+        alpha = float(made.alpha[row])
+        spent = reference.divergence(reference.mixture(a, b, alpha), a)
+        assert spent <= budget
+        assert alpha == 1 or spent >= budget * (1 - 3e-4), "and no more would be allowed"
+        check_row(made, row, theta, teacher)
+
+
+@pytest.mark.parametrize("budget", [1e-3, 0.5, 50.0])
+def test_a_budget_holds_where_the_models_allow_different_tokens(budget: float) -> None:
+    theta, teacher = pairs("random", ROWS, VOCABULARY, seed=22)
+    theta[:3, :20], teacher[1:, 15:300] = -math.inf, -math.inf
+    made = mixed(theta, teacher, alpha_method="kl_budget", kl_budget=budget)
+    for row in range(ROWS):
+        a, b = reference.log_probabilities(theta[row]), reference.log_probabilities(teacher[row])
+        alpha = float(made.alpha[row])
+        spent = reference.divergence(reference.mixture(a, b, alpha), a)
+        assert spent <= budget, "never infinite: a token that the student rules out is not drawn"
+        if alpha == 0:  # any weight of the teacher's costs what it rules out
+            assert reference.divergence(reference.mixture(a, b, 1e-6), a) > budget * (1 - 3e-4)
+        elif alpha < 1 - 1e-5:
+            assert spent >= budget * (1 - 3e-4)
+
+
 def test_ess_balance_balances() -> None:
     theta, teacher = pairs("random", 8, VOCABULARY, seed=3)
     made = mixed(theta, teacher, alpha_method="ess_balance")
@@ -349,7 +379,7 @@ def test_nan_stays_in_its_row() -> None:
 # -- no waiting ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["kl_symmetry", "fixed", "entropy", "ess_balance"])
+@pytest.mark.parametrize("method", ["kl_symmetry", "fixed", "entropy", "ess_balance", "kl_budget"])
 @pytest.mark.parametrize("support", [{}, {"teacher_top_k": 10}, {"teacher_top_p": 0.9, "teacher_top_k": 20}])
 def test_no_number_is_asked_of_the_device(method: str, support: dict[str, Any]) -> None:
     """Tensors of the meta device have shapes and no numbers: who looks at one, or lets a shape depend on one, fails."""
@@ -363,6 +393,7 @@ def test_no_number_is_asked_of_the_device(method: str, support: dict[str, Any]) 
         MixtureConfig(
             alpha_method=method,  # type: ignore[arg-type]
             alpha=0.5 if method == "fixed" else None,
+            kl_budget=0.1 if method == "kl_budget" else None,
             force_teacher_first_token=True,
             force_teacher_special_tokens=True,
             **support,
@@ -389,6 +420,11 @@ def test_no_number_is_asked_of_the_device(method: str, support: dict[str, Any]) 
         {"alpha_method": "fixed", "alpha": math.nan},
         {"alpha_method": "fixed", "alpha": 0.2, "alpha_min": 0.3},
         {"alpha": 0.5},
+        {"kl_budget": 0.5},
+        {"alpha_method": "kl_budget"},
+        {"alpha_method": "kl_budget", "kl_budget": 0.0},
+        {"alpha_method": "kl_budget", "kl_budget": math.inf},
+        {"alpha_method": "kl_budget", "kl_budget": 0.5, "alpha_min": 0.1},
         {"alpha_min": -0.1},
         {"alpha_max": 1.1},
         {"alpha_min": 0.8, "alpha_max": 0.2},
@@ -401,5 +437,5 @@ def test_no_number_is_asked_of_the_device(method: str, support: dict[str, Any]) 
     ],
 )
 def test_wrong_options_are_refused_by_name(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInputError, match=r"alpha|teacher_top|force_teacher"):
+    with pytest.raises(InvalidInputError, match=r"alpha|kl_budget|teacher_top|force_teacher"):
         MixtureConfig(**options)
