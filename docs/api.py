@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "api.md"
 WIDTH = 116  # of a signature that stays on one line
 
 CHAPTERS: dict[str, tuple[str, ...]] = {
-    "Doors": ("LLM", "AsyncLLM", "OptimalSampling", "OptimalSamplingV1"),
+    "Doors": ("LLM", "Tree", "Node", "AsyncLLM", "OptimalSampling", "OptimalSamplingV1"),
     "What is asked": ("SamplingParams", "SamplingStrategy", "SamplingType", "OutputKind", "TextPrompt", "TokensPrompt"),
     "What comes back": (
         "RequestOutput",

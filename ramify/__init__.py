@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ramify.documents.sampler import Sampler
     from ramify.drive.async_engine import AsyncEngine
     from ramify.drive.intake import TextPrompt, TokensPrompt
+    from ramify.drive.node import Node
+    from ramify.drive.tree import Tree
     from ramify.engine.core import EngineCore
     from ramify.engine.metrics import IterationStats
     from ramify.engine.request import Request
@@ -109,6 +111,8 @@ _HOMES = {
     "ramify.documents.sampler": ("Sampler",),
     "ramify.engine.search.ranking": ("BestOfNFilter",),
     "ramify.engine.sequence": ("Sequence", "SequenceData", "SequenceStatus"),
+    "ramify.drive.node": ("Node",),
+    "ramify.drive.tree": ("Tree",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -145,6 +149,7 @@ __all__ = [
     "ModelLoader",
     "ModelNotFoundError",
     "ModelRunner",
+    "Node",
     "OptimalOutputs",
     "OptimalSampling",
     "OptimalSamplingV1",
@@ -167,6 +172,7 @@ __all__ = [
     "Standing",
     "TextPrompt",
     "TokensPrompt",
+    "Tree",
     "UnsupportedAttributeError",
     "UnsupportedError",
     "UnsupportedModelError",

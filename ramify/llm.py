@@ -13,6 +13,7 @@ from ramify.config import DEFAULT_MODEL, EngineConfig, EngineOptions
 from ramify.drive.build import build_engine
 from ramify.drive.intake import Prompt, as_prompts, one_for_each
 from ramify.drive.loops import Calls
+from ramify.drive.tree import Tree
 from ramify.engine.request import Request
 from ramify.errors import InvalidInputError, UnsupportedAttributeError, WeightsError
 from ramify.foreign.keywords import own_keywords, strict_keywords
@@ -183,6 +184,10 @@ class LLM:
         """The model's tokenizer under the names that `transformers` gave its methods."""
         return HuggingFaceTokenizer(self._codec)
 
+    def tree(self, max_nodes: int | None = None) -> Tree:
+        """A tree of prefixes that the engine keeps in blocks, for searches that callers write themselves."""
+        return Tree(self.core, self._calls, self._intake, max_nodes=max_nodes, check_weights=self._check_weights)
+
     # -- the engine's state ----------------------------------------------------------------------------------
 
     def reset_prefix_cache(self) -> None:
@@ -198,8 +203,8 @@ class LLM:
 
         Strict: every parameter exactly once, shapes as they are. Weights that are held quantised (a GGUF file's, on a
         CPU) are replaced only where the engine was made with dequantize=True. What earlier prompts left in the prefix
-        cache was computed with the old weights, so it is forgotten. If the stream breaks off, weights of two kinds are
-        mixed: nothing is generated until another stream has filled them all.
+        cache was computed with the old weights, so it is forgotten, and nodes of trees are computed anew. If the stream
+        breaks off, weights of two kinds are mixed: nothing is generated until another stream has filled them all.
         """
         self._calls.between(lambda: self._replace_weights(weights))
 
@@ -215,6 +220,7 @@ class LLM:
             )
         self._weights_are_whole = False
         self.core.reset_prefix_cache()
+        self.core.release_all_kept()
         fill(self._decoder, weights)
         self._weights_are_whole = True
 

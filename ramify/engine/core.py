@@ -13,6 +13,7 @@ from typing import Protocol
 
 from ramify.engine.capacity import Capacity
 from ramify.engine.demands import Demands
+from ramify.engine.kept import KeptPrefixes
 from ramify.engine.metrics import EngineMetrics, IterationStats
 from ramify.engine.plan import NOT_FINITE, Draw, Plan, PromptReport, Row, StepResult, Ticket, quickly
 from ramify.engine.request import Request
@@ -27,6 +28,8 @@ from ramify.errors import InvalidInputError
 from ramify.outputs import FinishReason, RequestOutput
 from ramify.sampling_params import SamplingParams
 from ramify.text.stream import TextStream
+
+CACHE_FULL = "the cache has no room for this request"
 
 EncodeWords = Callable[[Items[str]], tuple[tuple[int, ...], ...]]
 
@@ -107,6 +110,7 @@ class EngineCore:
             num_blocks=tuple(manager.num_blocks for manager in scheduler.managers),
             has_words=encode_words is not None,
         )
+        self.kept = KeptPrefixes(scheduler.managers)
         self.metrics = EngineMetrics()
         self.last_step = IterationStats()  # what the latest step did
         self._groups: dict[str, Group] = {}
@@ -147,6 +151,8 @@ class EngineCore:
         self._groups[request.request_id] = group
         self._num_arrived += 1
         self.scheduler.add(request)
+        if request.begins_with is not None:
+            group.prompt_reports += [None] * self.kept.begin(request.begins_with, request.root)
         self._is_torn = False
 
     def _words(self, words: Items[str] | None) -> tuple[tuple[int, ...], ...]:
@@ -187,6 +193,8 @@ class EngineCore:
                 ahead = self.scheduler.schedule(may_preempt=False)
                 self._under_way = None if ahead.is_empty else self._launch(ahead)
             outputs = self._record(now, now.ticket())
+            if now.schedule.is_empty and self.scheduler.waiting and not self.scheduler.running:
+                outputs.append(self._give_up(self.scheduler.waiting[0].sequences[0]))
         except BaseException:
             with suppress(Exception):  # the caller hears what broke the step; the next act tries this again
                 self.reset()
@@ -294,7 +302,7 @@ class EngineCore:
             if child.finish_reason is None and child.check_end(result.token_ids[index], demands):
                 group = self._groups[child.sequence.request_id]
                 group.note_end(child)
-                self.scheduler.remove(child.sequence)
+                self._leave(group, child.sequence)
                 outputs += self._due(group)
         return outputs
 
@@ -315,7 +323,7 @@ class EngineCore:
             if caught_up and sequence.sampling_params.max_tokens == 0 and not sequence.is_finished():
                 group = self._groups[sequence.request_id]
                 group.finish_unread()
-                self.scheduler.remove(sequence)
+                self._leave(group, sequence)
                 outputs += self._due(group)
         return outputs
 
@@ -330,7 +338,7 @@ class EngineCore:
             self.last_step.inter_token_latencies.append(latency)
         has_ended = child.finish_reason is not None
         if has_ended:
-            self.scheduler.remove(child.sequence)
+            self._leave(group, child.sequence)
         return self._due(group) if has_ended or group.demands.is_streamed else []
 
     def _advance(self, group: Group, candidates: list[Candidates], now: float) -> None:
@@ -338,8 +346,10 @@ class EngineCore:
         self.last_step.num_generation_tokens += len(changes.latencies)
         self.last_step.inter_token_latencies += [latency for latency in changes.latencies if latency is not None]
         self.scheduler.adopt(changes.forks)
+        if group.request.keeps:
+            self._keep_the_shortest(group)
         for sequence in changes.left:
-            self.scheduler.remove(sequence)
+            self._leave(group, sequence)
 
     # -- ends ------------------------------------------------------------------------------------------------
 
@@ -354,6 +364,27 @@ class EngineCore:
             del self._groups[group.request.request_id]
             group.observe(self.last_step, now)
         return group.output()
+
+    def _leave(self, group: Group, sequence: Sequence) -> None:
+        """It computes nothing more: its blocks are kept, if that was asked for, else free."""
+        if group.request.keeps and sequence.is_finished():
+            self.kept.keep(sequence.seq_id, sequence, sequence)
+        self.scheduler.remove(sequence)
+
+    def _keep_the_shortest(self, group: Group) -> None:
+        """Children that ended with their first token never held blocks: the root, not yet past it, holds theirs."""
+        root = group.request.root
+        for child in group.children.values():
+            sequence = child.sequence
+            is_short = sequence.is_finished() and len(sequence.output_token_ids) == 1
+            if is_short and sequence is not root and sequence.seq_id not in self.kept:
+                self.kept.keep(sequence.seq_id, sequence, root)
+
+    def _give_up(self, sequence: Sequence) -> RequestOutput:
+        """Ends a request that waits for blocks which nobody will free: nothing runs, and what is kept stays."""
+        total = sum(manager.num_blocks for manager in self.scheduler.managers)
+        error = f"{CACHE_FULL}: {self.kept.num_blocks} of {total} KV blocks are kept for nodes of trees"
+        return self._stop(self._groups[sequence.request_id], FinishReason.ERROR, error)
 
     def _stop(self, group: Group, reason: FinishReason, error: str | None = None) -> RequestOutput:
         for sequence in group.stop_all(reason, error):
@@ -374,12 +405,14 @@ class EngineCore:
         self._under_way = None
         self._groups = {}
         self.scheduler.reset()
+        self.kept.forget()
         self.device.reset()
         self._is_torn = False
 
     def _mend(self) -> None:
         if self._is_torn:
             self.reset()
+        self.kept.sweep()
 
     def reset_prefix_cache(self) -> None:
         """Later prompts find nothing of earlier ones; running requests go on undisturbed."""
@@ -388,6 +421,17 @@ class EngineCore:
         for manager in self.scheduler.managers:
             manager.reset_prefix_cache()
         self._is_torn = False
+
+    def release(self, names: Items[str]) -> None:
+        """Frees what is kept under these names."""
+        self._mend()
+        self._is_torn = True
+        self.kept.release(names)
+        self._is_torn = False
+
+    def release_all_kept(self) -> None:
+        """What begins with a kept prefix from now on computes it anew."""
+        self.release(self.kept.names())
 
     def stats(self) -> dict[str, int]:
         managers = self.scheduler.managers
@@ -429,7 +473,7 @@ def _only_candidate(token: Continuation) -> Candidates:
 
 def _prompt_report(group: Group, sequence: Sequence, last: Row, schedule: Schedule) -> list[PromptReport]:
     """What this step can tell about prompt tokens not told about yet; each is told by the row before it."""
-    prompt = group.request.prompt_token_ids
+    prompt = group.request.reported_token_ids
     chunk = schedule.works[last.model].chunks[last.chunk]
     # What lies before the chunk was asked for by an earlier step, which may still be under way.
     told = max(len(group.prompt_reports), chunk.start)

@@ -13,7 +13,8 @@ class Request:
     """What a caller asked for. Its first sequence is the root; others are forks of it or of each other.
 
     `other_prompts` are what further models see in place of the prompt, as (model, token ids): a track each. All tracks
-    grow by the same tokens.
+    grow by the same tokens. `begins_with` names a kept prefix of the prompt (engine/kept.py), and what `keeps` is kept
+    under its sequences' ids. The token after the prompt is reported with the prompt's own, if it is named.
     """
 
     def __init__(
@@ -26,6 +27,9 @@ class Request:
         arrival_time: float = 0.0,
         priority: int = 0,
         other_prompts: Iterable[tuple[int, list[int]]] = (),
+        begins_with: str | None = None,
+        keeps: bool = False,
+        next_token_id: int | None = None,
     ) -> None:
         if prompt_token_ids is None:
             raise InvalidInputError(f"request {request_id!r} has no prompt_token_ids")
@@ -34,6 +38,9 @@ class Request:
         self.sampling_params = sampling_params if sampling_params is not None else SamplingParams()
         self.arrival_time = arrival_time
         self.priority = priority  # lower goes first
+        self.begins_with = begins_with
+        self.keeps = keeps
+        self.next_token_id = next_token_id
         self.root = Sequence(
             f"{request_id}-0", prompt_token_ids, request_id=request_id, sampling_params=self.sampling_params
         )
@@ -49,6 +56,11 @@ class Request:
     @property
     def prompt_token_ids(self) -> list[int]:
         return self.root.prompt_token_ids
+
+    @property
+    def reported_token_ids(self) -> list[int]:
+        """Those that `prompt_logprobs` tell of, but for the first."""
+        return self.prompt_token_ids + ([] if self.next_token_id is None else [self.next_token_id])
 
     def fork_sequence(self, seq_id: str, parent_id: str | None = None) -> Sequence:
         """A new sequence of this request, forked from the root or from the sequence named."""

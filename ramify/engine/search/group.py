@@ -56,7 +56,7 @@ class Group:
         self.metrics = RequestMetrics(request.arrival_time)
         self.num_cached_tokens = 0
         self.finished = False
-        self.prompt_reports: list[TokenReport] = []
+        self.prompt_reports: list[TokenReport | None] = []  # None: computed before this request, and not told of
         root = request.root
         late = LateText(text, root.output_token_ids) if demands.is_quiet else None
         self.children = {root.child: Child(root, late or text, ledger=ledger)}
@@ -222,9 +222,9 @@ class Group:
     def _prompt_logprobs(self) -> list[LogprobRow | None] | None:
         if self.demands.params.prompt_logprobs is None:
             return None
-        targets = self.request.prompt_token_ids[1:]
+        targets = self.request.reported_token_ids[1:]
         rows = [
-            logprob_row(token_id, report, self._decode)
+            None if report is None else logprob_row(token_id, report, self._decode)
             for token_id, report in zip(targets, self.prompt_reports, strict=False)
         ]
         return [None, *rows]
