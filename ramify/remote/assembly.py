@@ -77,6 +77,9 @@ class Assembly:
         self._decode: Decode | None = codec.decode_token if codec.tokenizer is not None else None
         self._is_mixed = len(request.root.tracks) > 1
         self.is_told = is_told(self._params)
+        self._is_ranked_here = is_ranked_here(self._params)
+        self._is_delta = self._params.output_kind is OutputKind.DELTA
+        self._with_logprobs = self._params.logprobs is not None
         self._prompt_token_ids = tuple(request.prompt_token_ids)
         self._children: dict[int, Child] = {}
         self._watched: dict[int, TextStream] = {}  # texts of a search that is watched, by child
@@ -102,7 +105,7 @@ class Assembly:
         end: tuple[FinishReason, StopReason] | None = None,
     ) -> None:
         """A child takes a token, which may be its last."""
-        child = self._child(number)
+        child = self._children.get(number) or self._child(number)
         child.token_ids.append(token_id)
         child.cumulative_logprob += logprob
         if report is not None:
@@ -125,12 +128,13 @@ class Assembly:
 
     def told(self) -> RequestOutput:
         """What is due after the tokens of a step."""
-        children = [self._children[number] for number in sorted(self._children)]
-        if is_ranked_here(self._params):
-            samples, _ = self._ranked([self._completion(child) for child in children])
+        children = self._children
+        if len(children) > 1:  # the first draw makes all of them, not always in their order
+            children = {number: children[number] for number in sorted(children)}
+        if self._is_ranked_here:
+            samples, _ = self._ranked([self._completion(child) for child in children.values()])
         else:
-            delta = self._params.output_kind is OutputKind.DELTA
-            samples = [self._completion(child, delta=delta) for child in children]
+            samples = [self._completion(child, delta=self._is_delta) for child in children.values()]
         return self._output(samples)
 
     def _child(self, number: int) -> Child:
@@ -140,8 +144,7 @@ class Assembly:
         return child
 
     def _completion(self, child: Child, *, delta: bool = False) -> CompletionOutput:
-        with_logprobs = self._params.logprobs is not None
-        return child.completion(self._decode, with_logprobs=with_logprobs, is_mixed=self._is_mixed, delta=delta)
+        return child.completion(self._decode, with_logprobs=self._with_logprobs, is_mixed=self._is_mixed, delta=delta)
 
     # -- whole outputs -----------------------------------------------------------------------------------------------
 
@@ -150,7 +153,7 @@ class Assembly:
         self._error, self._finished = message.error, message.finished
         growth = tuple(self._growth(step) for step in message.growth)
         samples = [self._sample(sample) for sample in message.samples]
-        if samples and is_ranked_here(self._params):
+        if samples and self._is_ranked_here:
             samples, standings = self._ranked(samples)
             if growth and standings is not None:
                 growth = (*growth[:-1], replace(growth[-1], standings=tuple(standings)))

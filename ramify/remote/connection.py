@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from ramify.errors import ProtocolError
-from ramify.remote.frames import frame_of, read_frame
+from ramify.remote.frames import FrameReader, frame_of
 from ramify.remote.messages import ToEngine, encode, for_engine
 
 MOST_WAITING = 2**28  # bytes that a front has not read yet; it is dropped then, and its requests with it
@@ -85,9 +85,11 @@ class Connection:
 
     def _read(self, hear: Callable[[Connection, ToEngine], None], leave: Callable[[Connection], None]) -> None:
         try:
-            while (content := read_frame(self._socket)) is not None:
-                for message in for_engine(content):
-                    hear(self, message)
+            frames = FrameReader(self._socket)
+            while (contents := frames.read()) is not None:
+                for content in contents:
+                    for message in for_engine(content):
+                        hear(self, message)
         except ProtocolError:
             pass  # a front that does not keep to the protocol is gone, as one that has ended
         finally:

@@ -18,15 +18,49 @@ def frame_of(content: bytes) -> bytes:
     return LENGTH.pack(len(content)) + content
 
 
+class FrameReader:
+    """Reads all that has come in one go. A thread that shares its interpreter with a busy one waits for its turn after
+    every call into the system, so that reading frame by frame would be slow exactly when many come."""
+
+    def __init__(self, source: socket.socket) -> None:
+        self._source = source
+        self._buffer = bytearray()
+
+    def read(self) -> list[bytes] | None:
+        """The contents of the frames that are there, at least one; None if the other end is gone."""
+        while not (frames := self._whole()):
+            try:
+                piece = self._source.recv(2**18)
+            except OSError:
+                return None
+            if not piece:
+                return None
+            self._buffer += piece
+        return frames
+
+    def _whole(self) -> list[bytes]:
+        frames, start = [], 0
+        while len(self._buffer) - start >= LENGTH.size:
+            begin = start + LENGTH.size
+            end = begin + _checked(LENGTH.unpack_from(self._buffer, start)[0])
+            if end > len(self._buffer):
+                break
+            frames.append(bytes(self._buffer[begin:end]))
+            start = end
+        del self._buffer[:start]
+        return frames
+
+
 def read_frame(source: socket.socket) -> bytes | None:
-    """The next frame's content; None if the other end is gone, in whatever way it went."""
+    """The next frame's content, and nothing beyond it; None if the other end is gone, in whatever way it went."""
     head = _read(source, LENGTH.size)
-    if head is None:
-        return None
-    (length,) = LENGTH.unpack(head)
+    return None if head is None else _read(source, _checked(LENGTH.unpack(head)[0]))
+
+
+def _checked(length: int) -> int:
     if length > LARGEST:
         raise ProtocolError(f"a message of {length} bytes is too large: {LARGEST} are allowed")
-    return _read(source, length)
+    return length
 
 
 def _read(source: socket.socket, count: int) -> bytes | None:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from ramify.engine.observations import EngineState
 from ramify.errors import EngineLostError, ProtocolError
 from ramify.remote.engine_process import EngineProcess
-from ramify.remote.frames import frame_of, read_frame
+from ramify.remote.frames import FrameReader, frame_of, read_frame
 from ramify.remote.messages import (
     Answer,
     Ask,
@@ -155,9 +155,11 @@ class Link:
     def _read(self) -> None:
         how = None
         try:
-            while (content := read_frame(self._socket)) is not None:
-                for message in for_front(content):
-                    self._receive(message)
+            frames = FrameReader(self._socket)
+            while (contents := frames.read()) is not None:
+                for content in contents:
+                    for message in for_front(content):
+                        self._receive(message)
         except ProtocolError as error:
             how = str(error)
         finally:

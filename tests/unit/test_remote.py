@@ -27,7 +27,7 @@ from ramify import (
 from ramify.config import MixtureConfig
 from ramify.engine.core import EngineCore
 from ramify.errors import EngineLostError, InvalidInputError, ProtocolError, UnsupportedError
-from ramify.remote.frames import LARGEST, LENGTH, frame_of, read_frame
+from ramify.remote.frames import LARGEST, LENGTH, FrameReader, frame_of, read_frame
 from ramify.remote.link import Link
 from ramify.remote.messages import (
     Abort,
@@ -378,6 +378,21 @@ def test_damaged_messages_end_their_connection_or_request_and_nothing_else(name:
             other.stop()
 
     run(body)
+
+
+@given(st.lists(st.binary(max_size=40), max_size=6), st.integers(1, 9))
+def test_frames_come_whole_however_they_are_cut(contents: list[bytes], size: int) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        reader, got = FrameReader(ours), []
+        stream = b"".join(map(frame_of, contents))
+        for start in range(0, len(stream), size):
+            theirs.sendall(stream[start : start + size])
+        theirs.close()
+        while (frames := reader.read()) is not None:
+            assert frames
+            got += frames
+    assert got == contents
 
 
 def test_an_engine_that_sends_nonsense_is_lost() -> None:
