@@ -13,6 +13,7 @@ from ramify.drive.build import build_engine
 from ramify.drive.intake import Prompt
 from ramify.drive.mailroom import RequestStream
 from ramify.drive.prepare import has_own_process
+from ramify.errors import RamifyError
 from ramify.foreign.keywords import strict_keywords
 from ramify.foreign.vllm import CHAT_KEYWORDS, GENERATE_KEYWORDS
 from ramify.sampling_params import SamplingParams
@@ -45,9 +46,14 @@ class AsyncLLM:
         self.config = EngineConfig.from_options(model=model if model is not None else DEFAULT_MODEL, **options)
         self.engine: AsyncEngine | RemoteEngine
         if has_own_process(engine_process, self.config):
-            from ramify.remote.messages import OneModel
-            from ramify.remote.packing import options_of
-            from ramify.remote.start import start, wanted_of
+            try:
+                from ramify.remote.messages import OneModel
+                from ramify.remote.packing import options_of
+                from ramify.remote.start import start, wanted_of
+            except ModuleNotFoundError as error:
+                raise RamifyError(
+                    f'an engine in a process of its own needs {error.name}: pip install ".[server]" in a checkout'
+                ) from None
 
             [joined] = start([wanted_of(OneModel(options_of(self.config)), say)], say)
             self.engine = joined.engine

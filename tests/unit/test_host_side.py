@@ -22,6 +22,7 @@ HOST_MODULES = (
     *(f"{room.__name__}.{module.name}" for room in ROOMS for module in pkgutil.iter_modules(room.__path__)),
     *("ramify.documents.managers", "ramify.documents.manual"),  # not those that run a model
     *("ramify.device.reads", "ramify.device.seats", "ramify.gpu.kernels.work_list"),
+    *(f"ramify.remote.{name}" for name in ("child", "connection", "engine_process", "host", "link", "remote_engine")),
     *("ramify.drive.async_engine", "ramify.drive.intake", "ramify.drive.merging", "ramify.server.run"),
 )
 
@@ -92,10 +93,14 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_the_core_and_the_command_line_load_without_the_servers_packages() -> None:
     program = """
 import sys
-for name in ("fastapi", "starlette", "uvicorn", "prometheus_client"):
+for name in ("fastapi", "starlette", "uvicorn", "prometheus_client", "msgspec"):
     sys.modules[name] = None
 sys.modules["pydantic"] = None
 import ramify.async_llm, ramify.llm
+try:
+    ramify.async_llm.AsyncLLM(engine_process=True)
+except ramify.RamifyError as error:
+    assert "needs msgspec" in str(error)
 del sys.modules["pydantic"]  # typer may use it
 import ramify.cli
 sys.argv = ["ramify", "serve"]

@@ -14,7 +14,7 @@ from ramify.server.guard import Guard
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 # Modules and functions that make objects, or run code, out of what they read.
-UNPICKLING = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+UNPICKLING = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "multiprocessing"}
 RUNNING = {"eval", "exec", "compile", "__import__"}
 
 
