@@ -63,7 +63,7 @@ class AsyncLLM:
         else:
             built = build_engine(self.config, say)
             self.engine = AsyncEngine(built.core)
-            self.architecture = built.decoders[0].arch
+            self.architecture = built.decoders[0].shard.arch
             self.max_model_len = built.max_model_len
             self.intake = built.intake
         self.codec = self.intake.codec

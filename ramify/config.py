@@ -28,6 +28,7 @@ _GPU = re.compile(r"cuda:(0|[1-9][0-9]{0,2})")
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_MAX_MODEL_LEN = 2048
 LARGEST_MODEL_LEN = 2**24
+MOST_RANKS = 64
 SEED_LOW, SEED_HIGH = -(2**63), 2**64 - 1
 
 
@@ -57,6 +58,9 @@ class ModelConfig:
     generation_config: GenerationConfig = setting(
         "auto", "auto: sample as the checkpoint recommends, unless told otherwise; none: as it is"
     )
+    tensor_parallel_size: int = setting(
+        1, "ranks that share each model: heads, MLP and vocabulary; a process each, on a CPU"
+    )
     seed: int = setting(0, "the engine's seed, for requests that bring none")
 
     def __post_init__(self) -> None:
@@ -74,6 +78,7 @@ class ModelConfig:
         check.boolean("enforce_eager", self.enforce_eager)
         check.boolean("dequantize", self.dequantize)
         check.choice("generation_config", self.generation_config, get_args(GenerationConfig))
+        check.integer("tensor_parallel_size", self.tensor_parallel_size, 1, MOST_RANKS)
         check.integer("seed", self.seed, SEED_LOW, SEED_HIGH)
 
     def resolve_max_model_len(self, checkpoint_len: int | None) -> int:
@@ -246,6 +251,7 @@ class EngineOptions(TypedDict, total=False):
     enforce_eager: bool
     dequantize: bool
     generation_config: GenerationConfig
+    tensor_parallel_size: int
     seed: int
     block_size: int
     num_kv_blocks: int | None

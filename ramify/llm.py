@@ -15,7 +15,7 @@ from ramify.drive.intake import Prompt, as_prompts, one_for_each
 from ramify.drive.loops import Calls
 from ramify.drive.tree import Tree
 from ramify.engine.request import Request
-from ramify.errors import InvalidInputError, UnsupportedAttributeError, WeightsError
+from ramify.errors import InvalidInputError, UnsupportedAttributeError, UnsupportedError, WeightsError
 from ramify.foreign.keywords import own_keywords, strict_keywords
 from ramify.foreign.vllm import ATTRIBUTES, CHAT_KEYWORDS, GENERATE_KEYWORDS
 from ramify.models.weights import fill
@@ -43,7 +43,7 @@ class LLM:
         engine = build_engine(self.config, say)
         self.core = engine.core
         self.tokenizer = engine.codec.tokenizer
-        self.architecture = engine.decoders[0].arch
+        self.architecture = engine.decoders[0].shard.arch
         self.max_model_len = engine.max_model_len
         self.generation_defaults = engine.intake.defaults
         self._calls = Calls(engine.core)
@@ -213,6 +213,11 @@ class LLM:
     def _replace_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         if self.core.has_unfinished():
             raise InvalidInputError("weights can be replaced between calls only: requests are running")
+        if self._decoder.ranks is not None:
+            raise UnsupportedError(
+                "load_weights replaces the weights of one rank, and this engine's model is shared by "
+                f"tensor_parallel_size {self._decoder.ranks.size}: make a new engine from the new weights"
+            )
         if formats := self._decoder.quantised_formats:
             raise InvalidInputError(
                 f"the model's weights are held quantised ({', '.join(formats)}) and cannot be replaced by others: "

@@ -3,6 +3,8 @@
 A layer is four products, three passes over rows, and attention:
     norm -> [qkv] -> rotate, write -> attention -> [output, add] -> norm -> [gate, up, silu, multiply] -> [down, add]
 
+Of a model that ranks share, output and down give each a part of the sum; adding is then a pass of its own.
+
 Once the last layer's keys and values are written, only rows whose hidden states are asked for go on: of a prompt, its
 last.
 """
@@ -17,7 +19,7 @@ from torch import Tensor
 from ramify.cpu.attention_items import SHARING, CpuAttention
 from ramify.cpu.library import Library
 from ramify.cpu.panels import Ending, PanelPacking, Panels, Product
-from ramify.device.layers import Batch
+from ramify.device.layers import Batch, Layers, TorchLayers
 from ramify.device.pool import KVPool
 from ramify.device.reads import Reads, SharingRule
 from ramify.models.decoder import Decoder, Layer
@@ -59,9 +61,12 @@ class CpuLayers:
         rotations = (angles.cos() * arch.rope.attention_factor, angles.sin() * arch.rope.attention_factor)
 
         residual = self._buffer("residual", total, arch.hidden_size)
-        embedding = decoder.table.parts[0]
-        assert isinstance(embedding, Panels)
-        embedding.rows(batch.token_ids, out=residual)
+        if decoder.ranks is None:
+            embedding = decoder.table.parts[0]
+            assert isinstance(embedding, Panels)
+            embedding.rows(batch.token_ids, out=residual)
+        else:
+            residual.copy_(decoder.embed(batch.token_ids))
         qkv = self._buffer("qkv", total, arch.num_heads + 2 * arch.num_kv_heads, arch.head_dim)
         attended = self._buffer("attended", total, arch.num_heads * arch.head_dim)
         for index, products in enumerate(self._layers):
@@ -76,18 +81,34 @@ class CpuLayers:
                 residual, attended = residual[selected], attended[selected]
             else:
                 self._attention.attend(self._whole, index, qkv, attended)
-            products.output.multiply(attended, residual, Ending.ADD)
+            self._add(products.output, attended, residual)
             x = self._norm(residual, products.layer.post_norm)
             inner = self._buffer("inner", len(x), arch.intermediate_size)
             products.gate_up.multiply(x, inner, Ending.GATED)
-            products.down.multiply(inner, residual, Ending.ADD)
+            self._add(products.down, inner, residual)
         return self._norm(residual, decoder.final_norm)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """(R, hidden) -> (R, vocabulary)"""
+        ranks = self.decoder.ranks
+        if ranks is not None:
+            own = torch.empty(hidden.shape[0], len(self.decoder.shard.vocabulary))
+            self._head.multiply(hidden.contiguous(), own)
+            gathered = ranks.gather(own, self.vocab_size)
+            return gathered if out is None else out.copy_(gathered)
         logits = torch.empty(hidden.shape[0], self.vocab_size) if out is None else out
         self._head.multiply(hidden.contiguous(), logits)
         return logits
+
+    def _add(self, product: Product, x: Tensor, residual: Tensor) -> None:
+        """residual (T, hidden) grows by the product of x (T, columns)."""
+        ranks = self.decoder.ranks
+        if ranks is None:
+            product.multiply(x, residual, Ending.ADD)
+            return
+        part = self._buffer("part", *residual.shape)
+        product.multiply(x, part)
+        residual += ranks.add_up(part)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """In a buffer that the next norm will write to."""
@@ -122,3 +143,10 @@ class CpuLayers:
         if buffer is None or len(buffer) < rows:
             buffer = self._buffers[name] = torch.empty(rows, *shape)
         return buffer[:rows]
+
+
+def cpu_layers(decoder: Decoder, pool: KVPool) -> Layers:
+    """On these kernels where the decoder's weights are in panels, else on torch's operators."""
+    if isinstance(decoder.packing, PanelPacking):
+        return CpuLayers(decoder.packing.library, decoder, pool)
+    return TorchLayers(decoder, pool)

@@ -53,7 +53,9 @@ def num_blocks(
     """
     if cache.num_kv_blocks is not None:
         return cache.num_kv_blocks
-    block_bytes = _bytes_of_blocks(cache, decoders)
+    # Ranks on CPUs are on one machine, and share its memory; a GPU holds one rank's part.
+    sharers = decoders[0].shard.size if measure_gpu is None else 1
+    block_bytes = sharers * _bytes_of_blocks(cache, decoders)
     most = max_num_seqs * -(-max_model_len // cache.block_size) * (num_tracks // len(decoders))
     if measure_gpu is None:
         fitting = min(CPU_POOL_BYTES, free_memory() // 4) // block_bytes
@@ -70,8 +72,8 @@ def num_blocks(
 
 
 def num_host_blocks(cache: CacheConfig, decoders: Sequence[Decoder]) -> int:
-    """How many blocks of each model fit into swap_space."""
-    return int(cache.swap_space * GIB // _bytes_of_blocks(cache, decoders))
+    """How many blocks of each model fit into swap_space, with the parts of all ranks."""
+    return int(cache.swap_space * GIB // (decoders[0].shard.size * _bytes_of_blocks(cache, decoders)))
 
 
 def _bytes_of_blocks(cache: CacheConfig, decoders: Sequence[Decoder]) -> int:

@@ -10,10 +10,10 @@ from typing import Generic, TypeVar
 
 from ramify.config import EngineConfig, MixtureConfig
 from ramify.cpu.compiler import NoCompilerError
-from ramify.cpu.cpu_layers import CpuLayers
+from ramify.cpu.cpu_layers import cpu_layers
 from ramify.cpu.library import load
 from ramify.cpu.panels import PanelPacking
-from ramify.device.layers import Layers, TorchLayers
+from ramify.device.layers import Layers
 from ramify.device.pool import KVPool
 from ramify.device.rehearsal import Largest, measure
 from ramify.device.sizing import num_blocks, num_host_blocks
@@ -27,6 +27,10 @@ from ramify.engine.core import EngineCore
 from ramify.engine.scheduler import Scheduler
 from ramify.models.decoder import Decoder
 from ramify.models.loader import ModelLoader, resolve_device
+from ramify.parallel.leading import LeadingLayers
+from ramify.parallel.orders import Serve
+from ramify.parallel.start import start_team
+from ramify.parallel.team import Team
 from ramify.sampling.mixing import Mixer
 from ramify.text.codec import TextCodec
 from ramify.text.tokenizer import Tokenizer
@@ -54,7 +58,9 @@ class Engine(Generic[Kind]):
 def build_engine(config: EngineConfig, say: Callable[[str], None]) -> Engine[Intake]:
     loader = ModelLoader(config, say)
     prepared = PreparedModel(config, loader)
-    decoder = loader.load_model(packing=_cpu_packing(config, say))
+    packing = _cpu_packing(config, say)
+    team = start_team([loader], config, uses_panels=packing is not None)
+    (decoder,) = _load([loader], packing, team)
     max_model_len = config.model_config.resolve_max_model_len(decoder.arch.max_position_embeddings)
     core = _assemble(
         config,
@@ -62,6 +68,7 @@ def build_engine(config: EngineConfig, say: Callable[[str], None]) -> Engine[Int
         codec=prepared.codec,
         eos_token_ids=_end_token_ids(decoder, prepared.codec.tokenizer, say),
         max_model_len=max_model_len,
+        team=team,
         say=say,
     )
     return Engine(config, (decoder,), prepared.codec, core, prepared.intake(core.check), max_model_len)
@@ -85,7 +92,8 @@ def build_pair(
     )
     codec = prepared.codec
     packing = _cpu_packing(teacher, say)
-    decoders = [loader.load_model(packing=packing) for loader in prepared.distinct_loaders]
+    team = start_team(prepared.distinct_loaders, teacher, uses_panels=packing is not None)
+    decoders = _load(prepared.distinct_loaders, packing, team)
     lengths = [teacher.model_config.resolve_max_model_len(each.arch.max_position_embeddings) for each in decoders]
     ends = frozenset[int]().union(
         *(_end_token_ids(decoders[-role], tokenizer, say) for role, tokenizer in enumerate(prepared.tokenizers))
@@ -99,9 +107,23 @@ def build_pair(
         eos_token_ids=ends,
         max_model_len=min(lengths),
         mixer=mixer,
+        team=team,
         say=say,
     )
     return Engine(teacher, tuple(decoders), codec, core, prepared.intake(core.check), min(lengths))
+
+
+def _load(loaders: Sequence[ModelLoader], packing: PanelPacking | None, team: Team | None) -> list[Decoder]:
+    """All ranks at the same time, where there are several."""
+    if team is None:
+        return [loader.load_model(packing=packing) for loader in loaders]
+    try:
+        decoders = [loader.load_model(packing=packing, ranks=team.ranks) for loader in loaders]
+        team.wait_until_loaded()
+    except BaseException:
+        team.close()
+        raise
+    return decoders
 
 
 def _end_token_ids(decoder: Decoder, tokenizer: Tokenizer | None, say: Callable[[str], None]) -> frozenset[int]:
@@ -124,6 +146,7 @@ def _assemble(
     eos_token_ids: frozenset[int],
     max_model_len: int,
     mixer: Mixer | None = None,
+    team: Team | None = None,
     say: Callable[[str], None],
 ) -> EngineCore:
     cache, limits = config.cache_config, config.scheduler_config
@@ -136,7 +159,7 @@ def _assemble(
         max_num_batched_tokens=limits.resolve_max_num_batched_tokens(on_gpu=on_gpu),
         block_size=cache.block_size,
     )
-    make_step = partial(_device_step, config, decoders, max_model_len=max_model_len, mixer=mixer)
+    make_step = partial(_device_step, config, decoders, max_model_len=max_model_len, mixer=mixer, team=team)
     blocks = num_blocks(
         cache,
         decoders,
@@ -190,12 +213,15 @@ def _device_step(
     *,
     max_model_len: int,
     mixer: Mixer | None,
+    team: Team | None,
 ) -> DeviceStep:
     """What runs plans where the models are: kernels on a GPU, kernels of our own or torch's operators on a CPU."""
     _log.info("preparing the %s's kernels", "CPU" if decoders[0].device.type == "cpu" else "GPU")
     mode, max_num_seqs = config.model_config.logprobs_mode, config.scheduler_config.max_num_seqs
     if decoders[0].device.type == "cpu":
-        layers = [_cpu_layers(*pair) for pair in zip(decoders, pools, strict=True)]
+        layers = [cpu_layers(*pair) for pair in zip(decoders, pools, strict=True)]
+        if team is not None:
+            layers = _led(layers, pools, team)
         return DeviceStep(layers, max_num_seqs=max_num_seqs, logprobs_mode=mode, mixer=mixer)
     from ramify.gpu.gpu_step import gpu_step  # needs Triton, which only a GPU needs
 
@@ -221,7 +247,7 @@ def _cpu_packing(config: EngineConfig, say: Callable[[str], None]) -> PanelPacki
         return None
 
 
-def _cpu_layers(decoder: Decoder, pool: KVPool) -> Layers:
-    if isinstance(decoder.packing, PanelPacking):
-        return CpuLayers(decoder.packing.library, decoder, pool)
-    return TorchLayers(decoder, pool)
+def _led(layers: Sequence[Layers], pools: Sequence[KVPool], team: Team) -> list[Layers]:
+    """These layers as the leading rank's, with the other ranks' made like them."""
+    team.serve(Serve(pools[0].blocks.shape[1], pools[0].num_host_blocks))
+    return [LeadingLayers(each, team, model) for model, each in enumerate(layers)]

@@ -16,7 +16,7 @@ from typing import Protocol
 from ramify.engine.metrics import IterationStats
 from ramify.engine.observations import Observations
 from ramify.engine.request import Request
-from ramify.errors import EngineFaultError
+from ramify.errors import EngineFaultError, EngineLostError
 from ramify.outputs import RequestOutput
 
 _log = logging.getLogger(__name__)
@@ -124,5 +124,7 @@ class CoreLoop(ABC):
 
 
 def fault_of(error: BaseException) -> EngineFaultError:
+    if isinstance(error, EngineLostError):
+        return error
     # Only the kind of error: its message may hold what a remote client should not read.
     return EngineFaultError(f"the engine failed in a step ({type(error).__name__})")

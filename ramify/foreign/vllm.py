@@ -51,7 +51,6 @@ ENGINE_OPTIONS: dict[str, Foreign] = {
     "tokenizer_pool_size": _ANY,
     "tokenizer_pool_type": _ANY,
     # several devices
-    "tensor_parallel_size": Foreign(_ONE_DEVICE, (1,)),
     "pipeline_parallel_size": Foreign(_ONE_DEVICE, (1,)),
     "data_parallel_size": Foreign("start one process per device", (1,)),
     "decode_context_parallel_size": Foreign(_ONE_DEVICE, (1,)),

@@ -15,6 +15,7 @@ from torch import Tensor
 from ramify.models.families import Architecture
 from ramify.models.linear import Linear, Packing, may_pack
 from ramify.models.rope import Rotations, inverse_frequencies, rotate
+from ramify.models.shards import Ranks, Shard
 
 # (layer, queries (T, heads, head_dim), keys and values (T, kv_heads, head_dim)) -> (T, heads * head_dim)
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -49,17 +50,27 @@ class Decoder:
 
     With a packing, matrices are held by whoever packs them (`Linear.parts`) and nowhere else: such a decoder computes
     nothing itself, its layers run on that one's kernels.
+
+    Of a model that ranks share, this is one rank's part, and `arch` is what it computes: its own heads and its own part
+    of the MLP. The vocabulary there is the whole one.
     """
 
     def __init__(
-        self, arch: Architecture, dtype: torch.dtype, device: torch.device, packing: Packing | None = None
+        self,
+        arch: Architecture,
+        dtype: torch.dtype,
+        device: torch.device,
+        packing: Packing | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.arch = arch
+        self.ranks = ranks
+        self.shard = Shard(arch, 0, 1) if ranks is None else Shard(arch, ranks.rank, ranks.size)
+        self.arch = arch = self.shard.local
         self.dtype = dtype
         self.device = device
         self.packing = packing
         packed = packing is not None
-        shape = (arch.vocab_size, arch.hidden_size)
+        shape = (len(self.shard.vocabulary), arch.hidden_size)
         self.table = Linear.empty(*shape, bias=False, dtype=dtype, device=device, packed=packed)
         self.layers = [Layer(arch, dtype, device, packed=packed) for _ in range(arch.num_layers)]
         self.final_norm = torch.empty(arch.hidden_size, dtype=dtype, device=device)
@@ -67,7 +78,7 @@ class Decoder:
         self.frequencies = inverse_frequencies(arch.rope, arch.head_dim).to(device)
         if not packed:
             for linear in linears(self):
-                linear.may_pack = may_pack(linear.weight, self.num_bytes)
+                linear.may_pack = may_pack(linear.weight, self.shard.size * self.num_bytes)
 
     @property
     def embedding(self) -> Tensor:
@@ -90,20 +101,35 @@ class Decoder:
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """token_ids, positions (T,) -> hidden states after the last norm (T, hidden)."""
         rotations = self._rotations(positions)
-        residual = F.embedding(token_ids, self.embedding)
+        residual = self.embed(token_ids)
         for index, layer in enumerate(self.layers):
             x = self._norm(residual, layer.input_norm)
             queries, keys, values = self._qkv(layer, x, rotations)
-            residual.add_(layer.output.product(attend(index, queries, keys, values)))
+            residual.add_(self._added_up(layer.output.product(attend(index, queries, keys, values))))
             x = self._norm(residual, layer.post_norm)
             gate, up = layer.gate_up.product(x).chunk(2, dim=-1)
-            residual.add_(layer.down.product(F.silu(gate).mul_(up)))
+            residual.add_(self._added_up(layer.down.product(F.silu(gate).mul_(up))))
         return self._norm(residual, self.final_norm)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """(R, hidden) -> (R, vocabulary) float32."""
-        return self.head.product(hidden).float().contiguous()
+        logits = self.head.product(hidden).float().contiguous()
+        return logits if self.ranks is None else self.ranks.gather(logits, self.arch.vocab_size)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """token_ids (T,) -> (T, hidden). Each token's row is held by one rank, the others add zeros."""
+        if self.ranks is None:
+            return F.embedding(token_ids, self.embedding)
+        own = token_ids - self.shard.vocabulary.start
+        is_ours = (own >= 0) & (own < len(self.shard.vocabulary))
+        near = torch.where(is_ours, own, 0)
+        found = F.embedding(near, self.embedding) if self.packing is None else self.table.parts[0].rows(near)
+        return self.ranks.add_up(torch.where(is_ours[:, None], found, 0))
+
+    def _added_up(self, product: Tensor) -> Tensor:
+        """Of ranks, each has the sum over its own columns."""
+        return product if self.ranks is None else self.ranks.add_up(product.contiguous())
 
     def _qkv(self, layer: Layer, x: Tensor, rotations: Rotations) -> tuple[Tensor, Tensor, Tensor]:
         arch = self.arch

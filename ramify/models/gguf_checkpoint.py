@@ -10,6 +10,7 @@ from typing import Any
 from ramify.models.families import architecture_from_gguf
 from ramify.models.gguf_file import GGUFFile
 from ramify.models.stored import StoredTensor
+from ramify.models.weights import PartOf, whole
 
 ROPE_FACTORS = "rope_freqs.weight"
 WHOLE_MODEL = {
@@ -54,13 +55,13 @@ class GGUFCheckpoint:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
-    def stored(self) -> Iterator[tuple[str, StoredTensor]]:
+    def stored(self, part_of: PartOf = whole) -> Iterator[tuple[str, StoredTensor]]:
         for stored_name, name in self._names.items():
-            tensor = self.file.stored(stored_name)
-            if self.arch.family == "llama" and ".q_proj." in name:
-                tensor = _split_pairs(tensor, self.arch.num_heads)
-            elif self.arch.family == "llama" and ".k_proj." in name:
-                tensor = _split_pairs(tensor, self.arch.num_kv_heads)
+            tensor, part = self.file.stored(stored_name), part_of(name)
+            if part is not None:
+                tensor = tensor.cut(part)
+            if self.arch.family == "llama" and (".q_proj." in name or ".k_proj." in name):
+                tensor = _split_pairs(tensor, self.arch.head_dim)  # a part is of whole heads
             yield name, tensor
             self.file.release(stored_name)
 
@@ -77,10 +78,10 @@ def _canonical(name: str) -> str:
     return name
 
 
-def _split_pairs(tensor: StoredTensor, num_heads: int) -> StoredTensor:
+def _split_pairs(tensor: StoredTensor, head_dim: int) -> StoredTensor:
     """GGUF stores Llama's rotary pairs side by side (0 1, 2 3, …); the decoder pairs (i, i + head_dim / 2)."""
     if len(tensor.shape) == 1:  # a bias: a block may hold weights of several pairs
         tensor = tensor.in_float32()
     rows = tensor.rows()
-    pairs = rows.view(num_heads, rows.shape[0] // num_heads // 2, 2, rows.shape[1])
+    pairs = rows.view(rows.shape[0] // head_dim, head_dim // 2, 2, rows.shape[1])
     return replace(tensor, data=pairs.transpose(1, 2).flatten())

@@ -23,6 +23,7 @@ from ramify.models.generation_defaults import (
 )
 from ramify.models.gguf_checkpoint import GGUFCheckpoint
 from ramify.models.linear import Packing
+from ramify.models.shards import Ranks
 from ramify.models.st_file import SafetensorsCheckpoint, read_architecture
 from ramify.text.gguf_tokenizer import tokenizer_from_gguf
 from ramify.text.tokenizer import Tokenizer
@@ -63,33 +64,38 @@ class ModelLoader:
         tokenizer = self.load_tokenizer()
         return self.load_model(device), tokenizer
 
-    def load_model(self, device: str | None = None, packing: Packing | None = None) -> Decoder:
-        """Says in the log that it reads, and then what it has read. A packing: whoever holds the weights, on a CPU."""
+    def load_model(
+        self, device: str | None = None, packing: Packing | None = None, ranks: Ranks | None = None
+    ) -> Decoder:
+        """Says in the log that it reads, and then what it has read. A packing: whoever holds the weights, on a CPU.
+
+        Of a model that ranks share, this is one rank's part.
+        """
         target = resolve_device(device if device is not None else self.config.device)
         _log.info("%s: reading weights", self.config.model)
         began = time.monotonic()
-        decoder = self._read(target, packing)
+        decoder = self._read(target, packing, ranks)
         kinds, seconds = decoder.quantised_formats, time.monotonic() - began
         kind = ", ".join(kinds) if kinds else str(decoder.dtype).removeprefix("torch.")
         size = decoder.num_bytes / 2**20
         _log.info("%s: read in %.1f s (%.0f MiB of %s on %s)", self.config.model, seconds, size, kind, target)
         return decoder
 
-    def _read(self, target: torch.device, packing: Packing | None) -> Decoder:
+    def _read(self, target: torch.device, packing: Packing | None, ranks: Ranks | None) -> Decoder:
         try:
             if self._gguf is not None:
                 self._check_memory(target, self.path.stat().st_size)
-                return weights.load(self._gguf, self._dtype(self._gguf.arch.dtype, target), target, packing)
+                return weights.load(self._gguf, self._dtype(self._gguf.arch.dtype, target), target, packing, ranks)
             if self.config.load_format == "dummy":
                 arch = read_architecture(self.path)
                 dtype = self._dtype(arch.dtype, target)
                 stored_dtype = DTYPES.get(arch.dtype, torch.float32) if packing is not None else dtype
                 self._check_memory(target, arch.num_weights * stored_dtype.itemsize)
-                decoder = Decoder(arch, dtype, target, packing)
+                decoder = Decoder(arch, dtype, target, packing, ranks)
                 weights.fill_randomly(decoder, self.config.seed % 2**63, stored_dtype)
                 return decoder
             checkpoint = SafetensorsCheckpoint(self.path)
-            return weights.load(checkpoint, self._dtype(checkpoint.arch.dtype, target), target, packing)
+            return weights.load(checkpoint, self._dtype(checkpoint.arch.dtype, target), target, packing, ranks)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise ModelError(
                 f"{self.path.name} does not fit in memory: take a smaller model, a dtype of fewer bytes, or a device "

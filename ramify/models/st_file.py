@@ -13,7 +13,7 @@ from ramify.errors import FileFormatError, ModelNotFoundError
 from ramify.files.json_file import read_json, read_optional_json
 from ramify.models.families import Architecture, architecture_from_config
 from ramify.models.generation_defaults import CONFIG_FILE
-from ramify.models.weights import EMBEDDING
+from ramify.models.weights import EMBEDDING, PartOf, whole
 from ramify.validation import shown
 
 INDEX = "model.safetensors.index.json"
@@ -40,14 +40,24 @@ class SafetensorsCheckpoint:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
-    def stored(self) -> Iterator[tuple[str, Tensor]]:
+    def stored(self, part_of: PartOf = whole) -> Iterator[tuple[str, Tensor]]:
         if EMBEDDING in self._shapes:  # first, so that a tied head stored again can be compared with it
             owner = next(file for file in self._files if EMBEDDING in file.keys())  # noqa: SIM118
-            yield EMBEDDING, owner.get_tensor(EMBEDDING)
+            yield EMBEDDING, _read(owner, EMBEDDING, part_of)
         for file in self._files:
             for name in file.keys():  # noqa: SIM118
                 if name != EMBEDDING and name in self._shapes:
-                    yield name, file.get_tensor(name)
+                    yield name, _read(file, name, part_of)
+
+
+def _read(file: Any, name: str, part_of: PartOf) -> Tensor:
+    part = part_of(name)
+    if part is None:
+        tensor: Tensor = file.get_tensor(name)
+        return tensor
+    own = slice(part.start, part.stop)
+    cut: Tensor = file.get_slice(name)[own] if part.dimension == 0 else file.get_slice(name)[:, own]
+    return cut
 
 
 def read_architecture(folder: Path) -> Architecture:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ramify.models.gguf_quants import FORMATS_BY_DTYPE, QuantFormat, dequantize
+
+WEIGHTS_AT_ONCE = 2**22  # as numbers, of a matrix of which only some columns are wanted
+
+
+class Part(NamedTuple):
+    """The indices start … stop - 1 of one dimension of a tensor."""
+
+    dimension: int
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +46,24 @@ class StoredTensor:
     def rows(self) -> Tensor:
         """uint8 (rows, bytes of a row), in the same memory: blocks never reach into the next row."""
         return self.data.view(self.shape[0], -1)
+
+    def cut(self, part: Part) -> StoredTensor:
+        """Some rows, in the same memory, or some columns of a matrix; float32 if they cut through blocks."""
+        count = part.stop - part.start
+        if len(self.shape) == 1:
+            return StoredTensor.of(self.numbers()[part.start : part.stop])
+        if part.dimension == 0:
+            return StoredTensor(
+                self.rows()[part.start : part.stop].flatten(), self.quant_format, (count, self.shape[1])
+            )
+        size, shape = self.quant_format.block_size, (self.shape[0], count)
+        if part.start % size == 0 and part.stop % size == 0:
+            row, width = self.rows(), self.quant_format.block_bytes
+            columns = row[:, part.start // size * width : part.stop // size * width]
+            return StoredTensor(columns.flatten(), self.quant_format, shape)
+        rows = max(1, WEIGHTS_AT_ONCE // self.shape[1])
+        some = (self.cut(Part(0, at, min(at + rows, self.shape[0]))) for at in range(0, self.shape[0], rows))
+        return StoredTensor.of(torch.cat([each.numbers()[:, part.start : part.stop].float() for each in some]))
 
     def in_float32(self) -> StoredTensor:
         return StoredTensor.of(self.numbers().float())

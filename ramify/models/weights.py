@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import torch
@@ -12,8 +12,11 @@ from ramify.errors import WeightsError
 from ramify.models.decoder import Decoder, parameters, places
 from ramify.models.families import Architecture
 from ramify.models.linear import Packing
-from ramify.models.stored import StoredTensor
+from ramify.models.shards import Ranks
+from ramify.models.stored import Part, StoredTensor
 
+# Which part of a parameter is wanted; None: all of it.
+PartOf = Callable[[str], Part | None]
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 TIED_HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
@@ -28,16 +31,30 @@ class Checkpoint(Protocol):
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Name and shape of every tensor; no tensor is read for it."""
 
-    def stored(self) -> Iterable[tuple[str, Tensor | StoredTensor]]:
-        """All tensors, read one at a time: what was yielded is to be used before the next is asked for."""
+    def stored(self, part_of: PartOf) -> Iterable[tuple[str, Tensor | StoredTensor]]:
+        """All tensors, read one at a time, and of each only the part that is wanted.
+
+        What was yielded is to be used before the next is asked for.
+        """
 
 
-def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, packing: Packing | None = None) -> Decoder:
-    """A decoder with the checkpoint's weights; nothing is allocated unless all names and shapes fit."""
+def load(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    packing: Packing | None = None,
+    ranks: Ranks | None = None,
+) -> Decoder:
+    """A decoder with the checkpoint's weights, or this rank's; nothing is allocated unless all names and shapes fit."""
     check_shapes(checkpoint.arch, checkpoint.shapes)
-    decoder = Decoder(checkpoint.arch, dtype, device, packing)
-    fill(decoder, checkpoint.stored())
+    decoder = Decoder(checkpoint.arch, dtype, device, packing, ranks)
+    fill(decoder, checkpoint.stored(decoder.shard.part))
     return decoder
+
+
+def whole(_: str) -> Part | None:
+    """All of every parameter."""
+    return None
 
 
 def check_shapes(arch: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -60,7 +77,10 @@ def check_shapes(arch: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> N
 
 @torch.inference_mode()
 def fill(decoder: Decoder, stream: Iterable[tuple[str, Tensor | StoredTensor]]) -> None:
-    """Copies a stream of (name, tensor) into a decoder; WeightsError unless it fills each parameter exactly once."""
+    """Copies a stream of (name, tensor) into a decoder; WeightsError unless it fills each parameter exactly once.
+
+    Of a model that ranks share, tensors are this rank's parts.
+    """
     missing = dict(places(decoder))
     known = frozenset(missing)
     for name, tensor in stream:
@@ -82,24 +102,39 @@ def fill(decoder: Decoder, stream: Iterable[tuple[str, Tensor | StoredTensor]]) 
             target.tensor.copy_(_numbers(tensor))
     if missing:
         raise WeightsError(f"the checkpoint lacks {_some(missing)}")
+    _add_biases_once(decoder)
 
 
 def fill_randomly(decoder: Decoder, seed: int, dtype: torch.dtype) -> None:
     """Random weights of a usual magnitude, the same for the same seed: for benchmarks, where texts do not matter.
 
-    Weights that are packed are of this dtype before.
+    Weights that are packed are of this dtype before. Ranks have the parts of one model: each draws every whole tensor,
+    one at a time.
     """
     generator = torch.Generator(device=decoder.device).manual_seed(seed)
-    for name, (tensor, matrix, first_row) in places(decoder):
+    shapes = [tensor.shape for _, tensor in parameters(Decoder(decoder.shard.arch, dtype, torch.device("meta")))]
+    for shape, (name, (tensor, matrix, first_row)) in zip(shapes, places(decoder), strict=True):
         if name.endswith("norm.weight"):
             tensor.fill_(1.0)
         elif name.endswith(".bias"):
             tensor.zero_()
         elif matrix is None or decoder.packing is None:
-            tensor.normal_(0.0, 0.02, generator=generator)
+            drawn = tensor if decoder.ranks is None else torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+            drawn.normal_(0.0, 0.02, generator=generator)
+            if decoder.ranks is not None:
+                tensor.copy_(decoder.shard.cut(name, drawn))
         else:
-            numbers = torch.empty(tensor.shape).normal_(0.0, 0.02, generator=generator)
+            numbers = decoder.shard.cut(name, torch.empty(shape).normal_(0.0, 0.02, generator=generator))
             matrix.put(first_row, StoredTensor.of(numbers.to(dtype)), decoder.packing)
+
+
+def _add_biases_once(decoder: Decoder) -> None:
+    """Where ranks' parts are added up, the first one's has the bias."""
+    if decoder.shard.rank > 0:
+        for layer in decoder.layers:
+            for linear in (layer.output, layer.down):
+                if linear.bias is not None:
+                    linear.bias.zero_()
 
 
 def _check_tied(decoder: Decoder, head: Tensor, *, embedding_filled: bool) -> None:

@@ -52,7 +52,7 @@ def test_all_that_cannot_be_taken_is_in_one_message() -> None:
             block_size=16,
             dtype="fp8",
             load_format="bitsandbytes",
-            tensor_parallel_size=2,
+            pipeline_parallel_size=2,
             quantization="awq",
             speculative_config={"model": "draft"},
             blocksize=3,
@@ -63,7 +63,7 @@ def test_all_that_cannot_be_taken_is_in_one_message() -> None:
     assert [line.split()[1] for line in lines] == [
         "dtype",
         "load_format",
-        "tensor_parallel_size",
+        "pipeline_parallel_size",
         "quantization",
         "speculative_config",
         "'blocksize'",
@@ -72,7 +72,7 @@ def test_all_that_cannot_be_taken_is_in_one_message() -> None:
 
 
 def test_a_boolean_is_no_number_here_either() -> None:
-    for wrong in ({"tensor_parallel_size": True}, {"trust_remote_code": 0}, {"cpu_offload_gb": False}):
+    for wrong in ({"pipeline_parallel_size": True}, {"trust_remote_code": 0}, {"cpu_offload_gb": False}):
         with pytest.raises(UnsupportedError):
             EngineConfig.from_options(**wrong)
 

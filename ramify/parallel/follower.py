@@ -1,0 +1,85 @@
+"""A rank that follows: it holds its part of every model and does what it is told, in the order of telling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from ramify.config import EngineConfig
+from ramify.cpu.cpu_layers import cpu_layers
+from ramify.cpu.library import load
+from ramify.cpu.panels import PanelPacking
+from ramify.device.layers import Batch, Layers
+from ramify.device.pool import KVPool
+from ramify.errors import ProtocolError
+from ramify.models.loader import ModelLoader
+from ramify.parallel.group import RankGroup
+from ramify.parallel.orders import Forward, Load, Logits, Move, Order, Prepare, Serve, order_of
+
+
+def follow(next_line: Callable[[], bytes], answer: Callable[[bytes], None]) -> None:
+    """Until an order fails. What has gone wrong is told and not tried again: ranks that are out of step are lost."""
+    try:
+        loading = order_of(next_line())
+        if not isinstance(loading, Load):
+            raise ProtocolError("a rank must be told first what to load")
+        follower = Follower(loading)
+        answer(_line({"ready": True}))
+        with torch.inference_mode():
+            while True:
+                if follower.do(order_of(next_line())):
+                    answer(_line({"ready": True}))
+    except Exception as error:
+        answer(_line({"error": f"{type(error).__name__}: {error}"}))
+        raise
+
+
+class Follower:
+    def __init__(self, loading: Load) -> None:
+        self._ranks = RankGroup(Path(loading.meeting_point), loading.rank, loading.size)
+        self._configs = [EngineConfig.from_options(**options) for options in loading.models]
+        self._decoders = [
+            ModelLoader(config).load_model(packing=_packing(config) if loading.uses_panels else None, ranks=self._ranks)
+            for config in self._configs
+        ]
+        self._pools: Sequence[KVPool] = []
+        self._layers: Sequence[Layers] = []
+
+    def do(self, order: Order) -> bool:
+        """Returns whether the leading rank waits for an answer."""
+        if isinstance(order, Serve):
+            self._serve(order)
+            return True
+        if isinstance(order, Load):
+            raise ProtocolError("a rank loads once")
+        if isinstance(order, Move):
+            self._pools[order.model].move(order.work())
+        elif isinstance(order, Prepare):
+            self._layers[order.model].prepare(order.reads())
+        elif isinstance(order, Forward):
+            batch = Batch(*(torch.tensor(column, dtype=torch.int64) for column in order.numbers))
+            self._layers[order.model].forward(batch, order.rows)
+        elif isinstance(order, Logits):
+            decoder = self._decoders[order.model]
+            hidden = torch.empty(order.num_rows, decoder.arch.hidden_size, dtype=decoder.dtype)
+            self._layers[order.model].logits(self._ranks.share(hidden))
+        return False
+
+    def _serve(self, order: Serve) -> None:
+        size = self._configs[0].cache_config.block_size
+        self._pools = [
+            KVPool(each.arch, order.num_blocks, size, each.dtype, each.device, num_host_blocks=order.num_host_blocks)
+            for each in self._decoders
+        ]
+        self._layers = [cpu_layers(*pair) for pair in zip(self._decoders, self._pools, strict=True)]
+
+
+def _packing(config: EngineConfig) -> PanelPacking:
+    return PanelPacking(load(lambda _: None), dequantize=config.model_config.dequantize)
+
+
+def _line(values: dict[str, object]) -> bytes:
+    return json.dumps(values).encode() + b"\n"

@@ -1,0 +1,67 @@
+"""LeadingLayers: a model that ranks share, as one model: what is asked of it, all ranks do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ramify.device.layers import Batch, Layers, Pool
+from ramify.device.reads import Reads, SharingRule
+from ramify.engine.plan import Work
+from ramify.parallel.orders import Forward, Logits, Move, Prepare
+from ramify.parallel.team import Team
+
+
+class LeadingPool:
+    """The cache of the model's keys and values, every rank's with its own heads."""
+
+    def __init__(self, pool: Pool, team: Team, model: int) -> None:
+        self._pool, self._team, self._model = pool, team, model
+
+    @property
+    def block_size(self) -> int:
+        return self._pool.block_size
+
+    def move(self, work: Work) -> None:
+        order = Move.of(self._model, work)
+        if order is not None:
+            self._team.together(order, lambda: self._pool.move(work))
+
+
+class LeadingLayers:
+    """`layers` compute the leading rank's own part."""
+
+    def __init__(self, layers: Layers, team: Team, model: int) -> None:
+        self._layers, self.team, self._model = layers, team, model
+        self._pool = LeadingPool(layers.pool, team, model)
+
+    @property
+    def pool(self) -> LeadingPool:
+        return self._pool
+
+    @property
+    def device(self) -> torch.device:
+        return self._layers.device
+
+    @property
+    def vocab_size(self) -> int:
+        return self._layers.vocab_size
+
+    @property
+    def sharing(self) -> SharingRule:
+        return self._layers.sharing
+
+    def prepare(self, reads: Reads) -> None:
+        self.team.together(Prepare.of(self._model, reads), lambda: self._layers.prepare(reads))
+
+    def forward(self, batch: Batch, rows: Sequence[int] | None = None) -> Tensor:
+        chosen = None if rows is None else list(rows)
+        order = Forward(self._model, [column.tolist() for column in batch], chosen)
+        return self.team.together(order, lambda: self._layers.forward(batch, chosen))
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Hidden states are the same on every rank, but which rows are asked for only this one knows: it sends them."""
+        order = Logits(self._model, hidden.shape[0])
+        return self.team.together(order, lambda: self._layers.logits(self.team.ranks.share(hidden.contiguous()), out))

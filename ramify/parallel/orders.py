@@ -1,0 +1,123 @@
+"""What the leading rank tells the others: one line of JSON an order, over a socket. Only plain numbers and names.
+
+    Load        the models, and this rank's place among those that share them; answered when they are loaded
+    Serve       how large the caches are: layers are made, and answered for
+    Move        blocks of a model's cache move
+    Prepare     who reads what in a step
+    Forward     the rows of a step
+    Logits      after rows that the leading rank sends
+
+An order says what the leading rank does itself at that moment, so that what ranks compute together is in step.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ramify.device.reads import Reads
+from ramify.engine.plan import BlockCopy, SharedPrefix, Work
+from ramify.errors import ProtocolError
+
+MOVES = ("swaps_out", "copies", "swaps_in", "late_copies")
+COLUMNS = ("first_rows", "num_rows", "begins", "ends")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    models: list[dict[str, Any]]  # options of EngineConfig.from_options
+    rank: int
+    size: int
+    meeting_point: str
+    uses_panels: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    num_blocks: int
+    num_host_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    model: int
+    moves: dict[str, list[list[int]]]
+
+    @classmethod
+    def of(cls, model: int, work: Work) -> Move | None:
+        """None where nothing moves."""
+        moves = {name: [list(copy) for copy in getattr(work, name)] for name in MOVES if getattr(work, name)}
+        return cls(model, moves) if moves else None
+
+    def work(self) -> Work:
+        work = Work()
+        for name, copies in self.moves.items():
+            setattr(work, name, [BlockCopy(*copy) for copy in copies])
+        return work
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    model: int
+    columns: list[list[int]]
+    tables: list[list[int]]
+    shared: list[tuple[int, list[int]]]
+    block_size: int
+    size: int
+    num_singles: int
+
+    @classmethod
+    def of(cls, model: int, reads: Reads) -> Prepare:
+        return cls(
+            model,
+            [getattr(reads, name).tolist() for name in COLUMNS],
+            [list(table) for table in reads.tables],
+            [(prefix.num_blocks, list(prefix.sharers)) for prefix in reads.shared],
+            reads.block_size,
+            reads.size,
+            reads.num_singles,
+        )
+
+    def reads(self) -> Reads:
+        columns = {name: np.array(column, np.int64) for name, column in zip(COLUMNS, self.columns, strict=True)}
+        return Reads(
+            **columns,
+            tables=[tuple(table) for table in self.tables],
+            shared=[SharedPrefix(num_blocks, tuple(sharers)) for num_blocks, sharers in self.shared],
+            block_size=self.block_size,
+            size=self.size,
+            num_singles=self.num_singles,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    model: int
+    numbers: list[list[int]]  # token ids, positions and slots
+    rows: list[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    model: int
+    num_rows: int
+
+
+Order = Load | Serve | Move | Prepare | Forward | Logits
+_KINDS = {kind.__name__: kind for kind in (Load, Serve, Move, Prepare, Forward, Logits)}
+
+
+def line_of(order: Order) -> bytes:
+    return json.dumps([type(order).__name__, asdict(order)], separators=(",", ":")).encode() + b"\n"
+
+
+def order_of(line: bytes) -> Order:
+    try:
+        name, values = json.loads(line)
+        order: Order = _KINDS[name](**values)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ProtocolError(f"an order cannot be read: {type(error).__name__}") from None
+    return order

@@ -1,0 +1,41 @@
+"""From a configuration to the ranks that share its models, or to none; what cannot be shared is refused first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from ramify.config import EngineConfig
+from ramify.errors import UnsupportedError
+from ramify.models.loader import ModelLoader, resolve_device
+from ramify.models.shards import Shard
+from ramify.parallel.team import Team
+
+
+def start_team(loaders: Sequence[ModelLoader], config: EngineConfig, *, uses_panels: bool) -> Team | None:
+    """The other ranks, loading already; None where there is one rank.
+
+    Who computes must be the same on all of them: the CPU's kernels, with weights in panels, or torch's operators.
+    """
+    size = config.model_config.tensor_parallel_size
+    if size == 1:
+        return None
+    device = resolve_device(config.model_config.device)
+    if device.type != "cpu":
+        raise UnsupportedError(
+            f"tensor_parallel_size must be 1 on a GPU, got {size}: ranks share a model on CPUs only, with device='cpu'"
+        )
+    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+        raise UnsupportedError(f"tensor_parallel_size {size} needs a torch with gloo, and this one was built without")
+    for loader in loaders:
+        Shard(loader.architecture, 0, size)
+    return Team([_options(loader, config) for loader in loaders], size, uses_panels=uses_panels)
+
+
+def _options(loader: ModelLoader, config: EngineConfig) -> dict[str, Any]:
+    """Of the engine, flat; the files as this process found them."""
+    options = {**asdict(config.model_config), **asdict(config.cache_config), **asdict(config.scheduler_config)}
+    return {**options, "model": str(loader.path.absolute()), "tokenizer": None, "device": "cpu"}

@@ -1,0 +1,178 @@
+"""A model that ranks share gives what one rank gives: tokens, and logprobs to the fifth digit.
+
+Ranks are threads here (tests/ranks.py), and processes where their start and their end is what matters.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ramify import LLM, OptimalSampling, RequestOutput, SamplingParams
+from ramify.device.step import DeviceStep
+from ramify.errors import EngineLostError, ModelError, UnsupportedError
+from ramify.parallel.leading import LeadingLayers
+from tests.conftest import CheckpointMaker
+from tests.ranks import RankThread, rank_threads  # noqa: F401 - a fixture
+
+PROMPTS = [[(7 * place + 3 * number) % 300 for place in range(5 + 9 * number)] for number in range(4)]
+OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 96, "block_size": 4, "seed": 5}
+PARAMS = [
+    SamplingParams(n=3, temperature=0.9, top_p=0.95, seed=11, max_tokens=6, logprobs=3),
+    SamplingParams(temperature=0.0, max_tokens=6, prompt_logprobs=2),
+    SamplingParams(strategy="beam_search", beam_width=3, n=2, max_tokens=5),
+    SamplingParams(n=2, repetition_penalty=1.2, seed=3, max_tokens=6),
+]
+
+
+def check_equal(shared: Sequence[RequestOutput], alone: Sequence[RequestOutput]) -> None:
+    for one, other in zip(shared, alone, strict=True):
+        assert [each.token_ids for each in one.outputs] == [each.token_ids for each in other.outputs]
+        for own, expected in zip(one.outputs, other.outputs, strict=True):
+            assert own.cumulative_logprob == pytest.approx(expected.cumulative_logprob, abs=2e-5)
+        for place, entry in enumerate(other.prompt_logprobs or []):
+            if entry is not None:
+                assert one.prompt_logprobs is not None
+                found = one.prompt_logprobs[place]
+                assert found is not None
+                assert {key: value.logprob for key, value in found.items()} == pytest.approx(
+                    {key: value.logprob for key, value in entry.items()}, abs=1e-5
+                )
+
+
+def outputs_of(llm: LLM) -> list[RequestOutput]:
+    """Prompts in chunks, groups that share theirs, and the same prompts again, found in the prefix cache."""
+    outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    again = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    assert llm.stats()["prompt_tokens_cached"] > 0
+    return outputs + again
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "qwen2": {"tie_word_embeddings": True, "vocab_size": 317},  # the last rank has fewer tokens
+    "qwen3": {},
+}
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_ranks_equal_one_rank(
+    family: str,
+    make_checkpoint: CheckpointMaker,
+    rank_threads: list[RankThread],  # noqa: F811
+) -> None:
+    """Two ranks on the compiled kernels; four, more than key-value heads, on torch's operators."""
+    folder = str(make_checkpoint(family, **FAMILIES[family]))
+    options = {**OPTIONS, "max_num_batched_tokens": 16, "max_num_seqs": 8}
+    expected = outputs_of(LLM(folder, **options))
+    for size, enforce_eager in ((2, False), (4, True)):
+        rank_threads.clear()
+        shared = LLM(folder, tensor_parallel_size=size, enforce_eager=enforce_eager, **options)
+        check_equal(outputs_of(shared), expected)
+        assert len(rank_threads) == size - 1
+        assert shared.architecture.num_heads == 4
+
+
+def test_preempted_and_swapped_blocks_move_on_every_rank(
+    make_checkpoint: CheckpointMaker,
+    rank_threads: list[RankThread],  # noqa: F811
+) -> None:
+    folder = str(make_checkpoint("llama"))
+    options = {**OPTIONS, "num_kv_blocks": 14, "preemption_mode": "swap", "swap_space": 0.01, "max_model_len": 56}
+    params = SamplingParams(n=3, temperature=0.9, seed=2, max_tokens=14)
+    alone = LLM(folder, **options)
+    expected = alone.generate(PROMPTS[:2], params, use_tqdm=False)
+    assert alone.stats()["preemptions"] > 0
+    shared = LLM(folder, tensor_parallel_size=2, **options)
+    check_equal(shared.generate(PROMPTS[:2], params, use_tqdm=False), expected)
+    assert shared.stats()["preemptions"] > 0
+    assert "Move" in rank_threads[0].orders
+
+
+def test_two_models_share_their_ranks(
+    make_checkpoint: CheckpointMaker,
+    rank_threads: list[RankThread],  # noqa: F811
+) -> None:
+    teacher, theta = str(make_checkpoint("qwen3", num_hidden_layers=2)), str(make_checkpoint("llama"))
+    found = [
+        OptimalSampling(teacher, theta, tensor_parallel_size=size, **OPTIONS).generate(
+            PROMPTS[:2], n=2, max_tokens=5, seed=4, temperature=0.9
+        )
+        for size in (1, 2)
+    ]
+    assert found[0].generated_ids == found[1].generated_ids
+    for one, other in zip(found[0].alpha_history, found[1].alpha_history, strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+    assert len(rank_threads) == 1
+
+
+def test_random_weights_are_the_same_model_on_any_number_of_ranks(
+    make_checkpoint: CheckpointMaker,
+    rank_threads: list[RankThread],  # noqa: F811
+) -> None:
+    folder = str(make_checkpoint("qwen2"))
+    params = SamplingParams(temperature=0.0, max_tokens=5)
+    alone, shared = (
+        LLM(folder, load_format="dummy", tensor_parallel_size=size, **OPTIONS).generate(
+            PROMPTS[:2], params, use_tqdm=False
+        )
+        for size in (1, 2)
+    )
+    check_equal(shared, alone)
+    assert rank_threads
+
+
+def test_ctrl_c_in_a_step_leaves_the_ranks_together(
+    make_checkpoint: CheckpointMaker,
+    rank_threads: list[RankThread],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = str(make_checkpoint("llama"))
+    params = SamplingParams(n=2, seed=1, max_tokens=8)
+    expected = LLM(folder, **OPTIONS).generate(PROMPTS[:2], params, use_tqdm=False)
+    shared = LLM(folder, tensor_parallel_size=2, **OPTIONS)
+    (other,) = rank_threads
+    send = other.send
+
+    def interrupting(line: bytes) -> None:
+        send(line)
+        if other.orders[-1] == "Forward" and other.orders.count("Forward") == 3:
+            _thread.interrupt_main()
+
+    monkeypatch.setattr(other, "send", interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        shared.generate(PROMPTS[:2], params, use_tqdm=False)
+    monkeypatch.setattr(other, "send", send)
+    check_equal(shared.generate(PROMPTS[:2], params, use_tqdm=False), expected)
+
+
+def test_a_rank_that_dies_ends_the_engine_with_its_name(make_checkpoint: CheckpointMaker) -> None:
+    """Processes, as users have them: first they give what one rank gives."""
+    folder = str(make_checkpoint("llama"))
+    params = SamplingParams(n=2, seed=1, max_tokens=4)
+    expected = LLM(folder, **OPTIONS).generate(PROMPTS[:2], params, use_tqdm=False)
+    shared = LLM(folder, tensor_parallel_size=2, **OPTIONS)
+    check_equal(shared.generate(PROMPTS[:2], params, use_tqdm=False), expected)
+    assert isinstance(shared.core.device, DeviceStep)
+    layers = shared.core.device.lanes[0].layers
+    assert isinstance(layers, LeadingLayers)
+    os.kill(layers.team.pids[0], signal.SIGKILL)
+    for _ in range(2):  # at once, and from then on
+        with pytest.raises(EngineLostError, match=r"rank 1 of 2 was ended by SIGKILL; make a new engine"):
+            shared.generate(PROMPTS[:2], params, use_tqdm=False)
+    with pytest.raises(UnsupportedError, match=r"tensor_parallel_size 2: make a new engine"):
+        shared.load_weights([])
+
+
+def test_a_rank_that_cannot_load_is_told(make_checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may not see the files that this process sees."""
+    folder = make_checkpoint("llama")
+    elsewhere = {"model": str(folder / "gone")}
+    monkeypatch.setattr("ramify.parallel.start._options", lambda loader, config: elsewhere)  # noqa: ARG005
+    with pytest.raises(ModelError, match=r"not all ranks could be started: rank 1 of 2: ModelNotFoundError"):
+        LLM(str(folder), tensor_parallel_size=2, **OPTIONS)
