@@ -19,6 +19,8 @@ from ramify.models.loader import ModelLoader
 from ramify.parallel.group import RankGroup
 from ramify.parallel.orders import Forward, Load, Logits, Move, Order, Prepare, Serve, order_of
 
+READY = b'{"ready": true}\n'
+
 
 def follow(next_line: Callable[[], bytes], answer: Callable[[bytes], None]) -> None:
     """Until an order fails. What has gone wrong is told and not tried again: ranks that are out of step are lost."""
@@ -26,14 +28,15 @@ def follow(next_line: Callable[[], bytes], answer: Callable[[bytes], None]) -> N
         loading = order_of(next_line())
         if not isinstance(loading, Load):
             raise ProtocolError("a rank must be told first what to load")
+        answer(READY)  # to meet the others, who would wait for one that never comes
         follower = Follower(loading)
-        answer(_line({"ready": True}))
+        answer(READY)
         with torch.inference_mode():
             while True:
                 if follower.do(order_of(next_line())):
-                    answer(_line({"ready": True}))
+                    answer(READY)
     except Exception as error:
-        answer(_line({"error": f"{type(error).__name__}: {error}"}))
+        answer(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode() + b"\n")
         raise
 
 
@@ -79,7 +82,3 @@ class Follower:
 
 def _packing(config: EngineConfig) -> PanelPacking:
     return PanelPacking(load(lambda _: None), dequantize=config.model_config.dequantize)
-
-
-def _line(values: dict[str, object]) -> bytes:
-    return json.dumps(values).encode() + b"\n"

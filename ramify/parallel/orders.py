@@ -1,6 +1,7 @@
 """What the leading rank tells the others: one line of JSON an order, over a socket. Only plain numbers and names.
 
-    Load        the models, and this rank's place among those that share them; answered when they are loaded
+    Load        the models, and this rank's place among those that share them; answered when it is read, and when
+                they are loaded
     Serve       how large the caches are: layers are made, and answered for
     Move        blocks of a model's cache move
     Prepare     who reads what in a step

@@ -46,6 +46,7 @@ class Team:
         self._lost: str | None = None
         for follower in self._followers:
             follower.tell(Load(list(models), follower.rank, size, str(meeting_point), uses_panels))
+        self._wait_for_answers()
         try:
             self.ranks = RankGroup(meeting_point, 0, size)
         except RuntimeError as error:

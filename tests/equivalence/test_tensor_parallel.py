@@ -9,6 +9,7 @@ import _thread
 import os
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,6 +168,16 @@ def test_a_rank_that_dies_ends_the_engine_with_its_name(make_checkpoint: Checkpo
             shared.generate(PROMPTS[:2], params, use_tqdm=False)
     with pytest.raises(UnsupportedError, match=r"tensor_parallel_size 2: make a new engine"):
         shared.load_weights([])
+
+
+def test_a_rank_that_never_comes_is_not_waited_for(
+    make_checkpoint: CheckpointMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "child.py"
+    program.write_text("raise SystemExit(3)")
+    monkeypatch.setattr("ramify.parallel.team._PROGRAM", program)
+    with pytest.raises(ModelError, match=r"not all ranks could be started: rank 1 of 2 ended with status 3"):
+        LLM(str(make_checkpoint("llama")), tensor_parallel_size=2, **OPTIONS)
 
 
 def test_a_rank_that_cannot_load_is_told(make_checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch) -> None:
