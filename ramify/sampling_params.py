@@ -49,6 +49,7 @@ class SamplingStrategy(StrEnum):
     BEST_OF_N = "best_of_n"
     BEAM_SEARCH = "beam_search"
     DIVERSE = "diverse"
+    ARITHMETIC = "arithmetic"
 
 
 class OutputKind(StrEnum):
@@ -112,6 +113,8 @@ class SamplingParams:
     )
     top_a: float = _option(0.0, "only tokens of at least this times the square of the largest", low=0, high=1)
     p_less: bool = _option(False, "only tokens at least as likely as two draws are to agree")
+    mirostat_tau: float = _option(0.0, "the surprise, in bits a token, that outputs are held to (0: any)", low=0)
+    mirostat_eta: float = _option(0.1, "how quickly mirostat_tau is returned to", low=0, high=1)
     xtc_probability: float = _option(0.0, "how often the likeliest tokens are excluded", low=0, high=1)
     xtc_threshold: float = _option(0.1, "excluded are tokens that reach this, but for the last of them", low=0, high=1)
     dynatemp_range: float = _option(
@@ -164,7 +167,7 @@ class SamplingParams:
     skip_special_tokens: bool = _option(True, "leave special tokens out of the text")
     strategy: SamplingStrategy | str | None = _option(
         None,
-        "how the samples of one prompt relate: parallel, best_of_n, beam_search or diverse "
+        "how the samples of one prompt relate: parallel, best_of_n, beam_search, diverse or arithmetic "
         "(default: best_of_n if best_of > n, else parallel)",
         choices=tuple(strategy.value for strategy in SamplingStrategy),
     )
@@ -192,6 +195,8 @@ class SamplingParams:
                 object.__setattr__(self, option.name, _checked(option, value))
         self._check_ends()
         self._check_strategy()
+        if self.mirostat_tau and self.xtc_probability:
+            raise InvalidInputError("mirostat_tau holds the surprise that xtc_probability would raise: use one of them")
         if self.dynatemp_range > self.temperature:
             message = f"dynatemp_range must be at most temperature = {self.temperature}, got {self.dynatemp_range}"
             raise InvalidInputError(message)
@@ -289,9 +294,11 @@ class SamplingParams:
                 f"{name} must be 1 when temperature is 0: greedy samples of one prompt are all the same "
                 f"(beam search returns several), got {self.num_samples}"
             )
-        if self.resolved_strategy is SamplingStrategy.DIVERSE:
+        if self.resolved_strategy in (SamplingStrategy.DIVERSE, SamplingStrategy.ARITHMETIC):
             self._refuse_unused("best_of", "score")
-        else:
+        if self.resolved_strategy is SamplingStrategy.ARITHMETIC:
+            self._refuse_unused("child")
+        if self.resolved_strategy is not SamplingStrategy.DIVERSE:
             self._refuse_unused("diversity_penalty")
         if self.resolved_strategy is SamplingStrategy.PARALLEL:
             if self.num_samples > self.n:
@@ -312,7 +319,7 @@ class SamplingParams:
 
     def _check_beam_search(self) -> None:
         width = self.resolved_beam_width
-        self._refuse_unused("seed", "child", "best_of", "score", "xtc_probability", "dynatemp_range")
+        self._refuse_unused("seed", "child", "best_of", "score", "xtc_probability", "dynatemp_range", "mirostat_tau")
         if self.temperature not in (0, 1):
             raise check.refuse("temperature", self.temperature, "at its default or 0 in a beam search")
         if self.n > width:

@@ -146,13 +146,23 @@ class Demands:
             or params.logits_processors
             or params.no_repeat_ngram_size
             or params.dry_multiplier
+            or self.remembers
         )
+
+    @cached_property
+    def is_arithmetic(self) -> bool:
+        return self.strategy is SamplingStrategy.ARITHMETIC and not self.is_greedy
+
+    @cached_property
+    def remembers(self) -> bool:
+        """Whether a draw depends on what the ones before it left behind, beside their tokens."""
+        return not self.is_greedy and bool(self.is_arithmetic or self.params.mirostat_tau)
 
     @cached_property
     def is_shaped(self) -> bool:
         """Whether rules beyond top-k, top-p, min-p and the penalties change what it is drawn from."""
         params = self.params
-        if params.no_repeat_ngram_size or params.dry_multiplier:
+        if params.no_repeat_ngram_size or params.dry_multiplier or self.remembers:
             return True
         cuts = params.top_n_sigma or params.epsilon_cutoff or params.eta_cutoff or params.top_a or params.p_less
         bends = params.dynatemp_range or params.smoothing_factor or params.xtc_probability

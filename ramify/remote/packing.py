@@ -59,7 +59,8 @@ def is_ranked_here(params: SamplingParams) -> bool:
 def is_told(params: SamplingParams) -> bool:
     """Whether tokens are told one by one, and outputs made of them where they are read."""
     streams = params.output_kind in (OutputKind.DELTA, OutputKind.CUMULATIVE)
-    goes_alone = params.resolved_strategy in (SamplingStrategy.PARALLEL, SamplingStrategy.DIVERSE)
+    alone = (SamplingStrategy.PARALLEL, SamplingStrategy.DIVERSE, SamplingStrategy.ARITHMETIC)
+    goes_alone = params.resolved_strategy in alone
     return streams and (goes_alone or is_ranked_here(params))
 
 

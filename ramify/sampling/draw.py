@@ -24,7 +24,7 @@ Words = TypeVar("Words", Tensor, NDArray[np.int64])  # 32-bit words, held in int
 
 BLOCK = 256
 BLOCK_LEVEL, TOKEN_LEVEL = 0, 1
-COIN_LEVEL = 2  # decisions beside the draw have a stream of their own
+COIN_LEVEL, CODE_LEVEL = 2, 3  # decisions beside the draw have streams of their own
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)  # what the two key words grow by from round to round

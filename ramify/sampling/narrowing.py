@@ -1,7 +1,7 @@
 """What becomes of logits after the controls, in its order: bent, then cut down to what may be drawn.
 
     top-n-sigma, temperature (or a dynamic one), smoothing; then top-k, top-p, min-p, typical, epsilon, eta, top-a,
-    p-less and xtc, each on what the ones before it left
+    p-less, mirostat and xtc, each on what the ones before it left
 
 Each acts on the rows that ask for it, and returns its argument where none does.
 """
@@ -44,6 +44,18 @@ def keep_likely(logits: Tensor, rows: Rows) -> Tensor:
     return logits.index_copy(0, index, filters.apply(logits[index], chosen))
 
 
+def limit_surprise(logits: Tensor, rows: Rows) -> Tensor:
+    """Mirostat, at the limit that its row has come to."""
+    if not rows.settings.follows_surprise:
+        return logits
+    following = [
+        row for row, draw in enumerate(rows.draws) if draw.demands.params.mirostat_tau and draw.demands.is_random
+    ]
+    index = torch.tensor(following, device=logits.device)
+    limits = logits.new_tensor([rows.limits[row] for row in following])
+    return logits.index_copy(0, index, truncation.mirostat(logits[index], limits))
+
+
 def exclude_likeliest(logits: Tensor, rows: Rows) -> Tensor:
     """XTC, on the rows whose coin falls for it in this step."""
     if not rows.settings.excludes:
@@ -83,6 +95,7 @@ TRUNCATIONS: tuple[Filter, ...] = (
     _rule("eta_cutoff", truncation.eta_cutoff),
     _rule("top_a", truncation.top_a),
     _rule("p_less", lambda logits, _: truncation.p_less(logits)),
+    limit_surprise,
     exclude_likeliest,
 )
 FILTERS: tuple[Filter, ...] = (keep_within_deviations, scale, smooth, *TRUNCATIONS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ class Rows:
     settings: Settings
     draws: Sequence[Draw]
     taken: dict[str, list[int]]  # what earlier siblings of each diverse set took in this step
+    limits: list[float] = field(default_factory=list)  # of surprise, in bits, where some row follows it (mirostat)
     faults: dict[int, str] = field(default_factory=dict)
     role: int = 0  # whose prompt counts: of two models, the teacher's is 0
 
@@ -35,7 +37,7 @@ class Piece:
 
     rows: Rows
     normaliser: Tensor  # (R,) log-sum-exp of the raw logits
-    best: Tensor  # (R,) the largest after the controls, where a row is greedy
+    best: Tensor  # (R,) the largest after the controls, where a row is greedy; what its code reads, where it has one
     blocks: Tensor  # (R,) the block that won the first level of the race
     inside: Tensor  # (R, 256) its logits
     raw: Tensor  # (R, vocabulary)
@@ -67,6 +69,12 @@ class Piece:
             for row, draw in enumerate(self.rows.draws):
                 if draw.demands.params.logprobs is not None and not draw.demands.is_beam_search:
                     result.reports[indices[row]] = reports[row][0].first(draw.demands.params.logprobs)
+
+    def surprises(self, token_ids: Tensor) -> list[float]:
+        """Of token_ids (R,), in bits, by what they were drawn from."""
+        assert self.processed is not None, "rows that follow surprise keep what they are drawn from"
+        logprobs = self.processed.gather(1, token_ids[:, None])[:, 0] - self.processed.logsumexp(-1)
+        return (-logprobs / math.log(2)).tolist()
 
     def _tell_faults(self, indices: Sequence[int], sound: Tensor, message: str, result: StepResult) -> None:
         if bool(sound.all()):

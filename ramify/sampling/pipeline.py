@@ -23,13 +23,15 @@ from torch import Tensor
 
 from ramify.config import LogprobsMode
 from ramify.engine.plan import Draw, StepResult
+from ramify.sampling.arithmetic import Code, first_code, read, refilled
 from ramify.sampling.columns import CHILD, POSITION, SEED_HIGH, SEED_LOW, Columns
 from ramify.sampling.controls import control
 from ramify.sampling.draw import NoiseKeys, block_noise, block_scores, choose_tokens, take_blocks
+from ramify.sampling.memory import Memory
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.narrowing import FILTERS, FILTERS_OF_MIXTURES
 from ramify.sampling.piece import Piece, Rows
-from ramify.sampling.settings import KnownSettings
+from ramify.sampling.settings import KnownSettings, Settings
 
 ROWS_AT_ONCE = 8  # some 2 MB at a time
 NOISE_AT_ONCE = 256  # n = 16,384 first tokens never become one array
@@ -57,12 +59,14 @@ class Asked(NamedTuple):
 
 
 class Sampler:
-    """Keeps nothing but the settings of rows as tensors, for as long as the rows stay the same."""
+    """Keeps the settings of rows as tensors, for as long as the rows stay the same, and what their draws remember."""
 
     def __init__(self, logprobs_mode: LogprobsMode = "raw", mixer: Mixer | None = None) -> None:
         self.logprobs_mode = logprobs_mode
         self._mixer = mixer
         self._known = KnownSettings()
+        self._codes: Memory[Code] = Memory()
+        self._limits: Memory[float] = Memory()  # of surprise, in bits
 
     @torch.inference_mode()
     def sample(self, sources: Sequence[Source], draws: Sequence[Draw]) -> StepResult:
@@ -104,18 +108,44 @@ class Sampler:
             settings = self._known.of(indices[start], draws[some], own, vocab_size, device)
             raw = [source.take(indices[some]) for source in sources]
             pieces.append(
-                self._process(raw, Rows(settings, draws[some], taken), None if noise is None else noise[some])
+                self._process(raw, self._rows(settings, draws[some], taken), None if noise is None else noise[some])
             )
         token_ids = torch.cat([piece.best for piece in pieces])
         if keys is not None:
             blocks = torch.cat([piece.blocks for piece in pieces])
             drawn = choose_tokens(torch.cat([piece.inside for piece in pieces]), blocks, keys)
-            token_ids = torch.where(torch.cat([piece.rows.settings.is_greedy for piece in pieces]), token_ids, drawn)
+            token_ids = torch.where(torch.cat([piece.rows.settings.is_raced for piece in pieces]), drawn, token_ids)
         for index, token_id in zip(indices, token_ids.tolist(), strict=True):
             result.token_ids[index] = token_id
         for piece, start in zip(pieces, range(0, len(asked), ROWS_AT_ONCE), strict=True):
             some = slice(start, start + ROWS_AT_ONCE)
             piece.tell(indices[some], token_ids[some], result)
+            if piece.rows.settings.follows_surprise:
+                self._note_surprises(piece, token_ids[some])
+
+    def _rows(self, settings: Settings, draws: Sequence[Draw], taken: dict[str, list[int]]) -> Rows:
+        rows = Rows(settings, draws, taken)
+        if settings.follows_surprise:  # at first the limit is twice the surprise that is wanted
+            rows.limits = [self._limits.recall(draw, 2 * draw.demands.params.mirostat_tau) for draw in draws]
+        return rows
+
+    def _note_surprises(self, piece: Piece, token_ids: Tensor) -> None:
+        """A token that surprised by more than is wanted lowers the limit for the next, and one by less raises it."""
+        for draw, limit, surprise in zip(piece.rows.draws, piece.rows.limits, piece.surprises(token_ids), strict=True):
+            params = draw.demands.params
+            if params.mirostat_tau and draw.demands.is_random:
+                self._limits.note(draw, limit - params.mirostat_eta * (surprise - params.mirostat_tau))
+
+    def _read_codes(self, kept: Tensor, rows: Rows, best: Tensor) -> Tensor:
+        """Best (R,), with what the codes of arithmetic rows read."""
+        reading = [row for row, draw in enumerate(rows.draws) if draw.demands.is_arithmetic]
+        draws = [rows.draws[row] for row in reading]
+        codes = [refilled(self._codes.recall(draw, first_code(draw)), draw) for draw in draws]
+        index = torch.tensor(reading, device=kept.device)
+        token_ids, following = read(kept[index], codes)
+        for draw, code in zip(draws, following, strict=True):
+            self._codes.note(draw, code)
+        return best.index_copy(0, index, torch.tensor(token_ids, device=kept.device))
 
     def _process(self, logits: Sequence[Tensor], rows: Rows, noise: Tensor | None) -> Piece:
         """A few rows of each source to the winners of the race's first level."""
@@ -139,12 +169,18 @@ class Sampler:
                 kept = keep(kept, rows)
         blocks = torch.zeros_like(best)
         inside = raw.new_empty(0)
+        if settings.has_codes:
+            best = self._read_codes(kept, rows, best)
         if noise is not None:
             if kept is not raw:
                 scores = block_scores(kept)
             blocks = (scores + noise).argmax(-1)
             inside = take_blocks(kept, blocks)
-        keeps = settings.has_beams or (self.logprobs_mode == "processed" and settings.has_reports)
+        keeps = (
+            settings.has_beams
+            or settings.follows_surprise
+            or (self.logprobs_mode == "processed" and settings.has_reports)
+        )
         return Piece(
             rows=rows,
             normaliser=normaliser,

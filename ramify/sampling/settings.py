@@ -55,11 +55,16 @@ class Settings:
         self.is_diverse = any(each.diversity_penalty for each in demands)
         self.has_ngrams = any(each.no_repeat_ngram_size for each in params)
         self.is_dry = any(each.dry_multiplier for each in params)
+        self.follows_surprise = any(each.params.mirostat_tau and not each.is_greedy for each in demands)
+        self.has_codes = any(each.is_arithmetic for each in demands)
         self.excludes = any(
             each.xtc_probability and not demand.is_greedy for each, demand in zip(params, demands, strict=True)
         )
         temperatures, top_p, min_p = torch.tensor(columns.floats, device=device)
         self.is_greedy = temperatures == 0
+        self.is_raced = ~self.is_greedy  # (R,): whose token the race decides
+        if self.has_codes:
+            self.is_raced &= torch.tensor([not each.is_arithmetic for each in demands], device=device)
         self.temperatures = None
         self.unscaled = None  # (R, 1): rows that stay as they are, beside others that are scaled
         scaled = [each.temperature not in (0, 1) or each.params.dynatemp_range > 0 for each in demands]
@@ -85,19 +90,8 @@ class Settings:
         if biased is not None:
             self.bias = (*biased, column([min(max(amount, -LARGEST), LARGEST) for _, _, amount in biases]))
 
-        self.chosen: dict[str, Chosen] = {}  # by the rule's name, those that some row asks for
-        if any(each.is_shaped for each in demands):
-            for rule, companions in RULES.items():
-                neutral = SamplingParams.__dataclass_fields__[rule].default
-                rows = [
-                    row
-                    for row, each in enumerate(demands)
-                    if getattr(each.params, rule) != neutral and not each.is_greedy
-                ]
-                if rows:
-                    asked = [column([getattr(params[row], name) for row in rows]) for name in (rule, *companions)]
-                    self.chosen[rule] = Chosen(torch.tensor(rows, device=device), tuple(asked))
-
+        # By the rule's name, those that some row asks for.
+        self.chosen = _chosen(demands, device) if any(each.is_shaped for each in demands) else {}
         chosen = [row for row, each in enumerate(demands) if each.narrows]
         self.filters: Filters | None = None
         self.filtered_rows = (
@@ -113,6 +107,20 @@ class Settings:
                 top_p[chosen] if any(each.top_p < 1 for each in narrowing) else None,
                 min_p[chosen] if any(each.min_p > 0 for each in narrowing) else None,
             )
+
+
+def _chosen(demands: Sequence[Demands], device: torch.device) -> dict[str, Chosen]:
+    found = {}
+    for rule, companions in RULES.items():
+        neutral = SamplingParams.__dataclass_fields__[rule].default
+        rows = [row for row, each in enumerate(demands) if getattr(each.params, rule) != neutral and not each.is_greedy]
+        if rows:
+            columns = tuple(
+                torch.tensor([getattr(demands[row].params, name) for row in rows], dtype=torch.float32, device=device)
+                for name in (rule, *companions)
+            )
+            found[rule] = Chosen(torch.tensor(rows, device=device), columns)
+    return found
 
 
 class KnownSettings:

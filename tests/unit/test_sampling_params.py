@@ -116,6 +116,8 @@ def test_every_field_has_its_documented_default() -> None:
         "p_less": False,
         "xtc_probability": 0.0,
         "xtc_threshold": 0.1,
+        "mirostat_tau": 0.0,
+        "mirostat_eta": 0.1,
         "dynatemp_range": 0.0,
         "dynatemp_exponent": 1.0,
         "smoothing_factor": 0.0,
@@ -155,7 +157,8 @@ def test_an_output_kind_may_be_given_as_member_or_as_its_string(kind: OutputKind
 
 
 def test_the_enumerations_have_the_documented_strings() -> None:
-    assert {strategy.value for strategy in SamplingStrategy} == {"parallel", "best_of_n", "beam_search", "diverse"}
+    strategies = {"parallel", "best_of_n", "beam_search", "diverse", "arithmetic"}
+    assert {strategy.value for strategy in SamplingStrategy} == strategies
     assert {kind.value for kind in OutputKind} == {"final_only", "delta", "cumulative", "growth"}
     assert {kind.name for kind in SamplingType} == {"GREEDY", "RANDOM"}
 
@@ -706,7 +709,7 @@ def valid_options(draw: st.DrawFn) -> dict[str, Any]:
             options["stop"] = draw(st.none() | stop_texts | st.lists(stop_texts, max_size=5))
         if strategy is SamplingStrategy.DIVERSE:
             options["diversity_penalty"] = draw(st.floats(0, allow_infinity=False))
-        elif strategy is not SamplingStrategy.PARALLEL:
+        elif strategy not in (SamplingStrategy.PARALLEL, SamplingStrategy.ARITHMETIC):
             options["best_of"] = most = draw(st.none() | st.integers(samples, 60))
             if most is not None and most > samples:
                 kinds.remove(OutputKind.DELTA)
