@@ -1,5 +1,6 @@
 """The command `ramify`. Whatever is heavy is imported by the command that needs it."""
 
+import os
 import sys
 
 INTERRUPTED = 130  # the exit status that shells give to Ctrl-C
@@ -7,6 +8,8 @@ INTERRUPTED = 130  # the exit status that shells give to Ctrl-C
 
 def main() -> None:
     """Ctrl-C is no error: not while the commands are imported either, which takes a moment on a cold disk."""
+    # Read when torch is imported: threads that wait for its next operator sleep, and leave the cores to others.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         from ramify.cli.commands import main as run
 

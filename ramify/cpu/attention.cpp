@@ -1,9 +1,8 @@
 // Attention that reads keys and values where they lie, block by block: items of a list of work, taken by threads. See
 // cpu/attention_items.py for the list.
-#include <omp.h>
-
 #include "attention_many.h"
 #include "attention_one.h"
+#include "threads.h"
 
 namespace {
 
@@ -47,14 +46,11 @@ extern "C" void attend(const float* queries, long query_stride, const float* poo
     const AttentionData data{queries,      pool,  out,      scores,   order,      tables,
                              query_stride, heads, kv_heads, head_dim, block_size, scale};
     const Item* list = reinterpret_cast<const Item*>(items);
-#pragma omp parallel num_threads(threads)
-    {
-        float* own = scratch + omp_get_thread_num() * scratch_size;
-        if (num_shared) {
-#pragma omp for schedule(dynamic)
-            for (long index = 0; index < num_shared; ++index) attend_item(data, list[index], own);
-        }
-#pragma omp for schedule(dynamic)
-        for (long index = num_shared; index < num_items; ++index) attend_item(data, list[index], own);
-    }
+    const auto attend_some = [&](long begin, long end) {
+        for_each_chunk(end - begin, threads, [&](long chunk, long thread) {
+            attend_item(data, list[begin + chunk], scratch + thread * scratch_size);
+        });
+    };
+    attend_some(0, num_shared);
+    attend_some(num_shared, num_items);
 }

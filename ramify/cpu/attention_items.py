@@ -139,7 +139,7 @@ class CpuAttention:
             kv_heads=self._kv_heads,
             queries_per_head=self._queries_per_head,
             panel=self._library.tile_columns,
-            threads=torch.get_num_threads(),
+            threads=self._library.threads,
         )
 
     def attend(self, work: AttentionItems, layer: int, queries: Tensor, out: Tensor) -> None:

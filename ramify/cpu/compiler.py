@@ -23,8 +23,7 @@ from ramify.errors import RamifyError
 from ramify.files import disk
 from ramify.models.embedded import cache_folder
 
-# OpenMP's pragmas, but not its library: torch has brought one, and two would fight for the cores.
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread")
 SECONDS = 120  # far more than any machine needs
 ROOM = 2_000_000  # bytes: the library, and what the compiler writes on its way
 KEPT_DAYS = 60  # libraries of earlier versions and other processors

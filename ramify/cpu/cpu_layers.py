@@ -113,7 +113,7 @@ class CpuLayers:
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """In a buffer that the next norm will write to."""
         out = self._buffer("norm", len(x), x.shape[1])
-        epsilon, threads = self.decoder.arch.rms_norm_eps, torch.get_num_threads()
+        epsilon, threads = self.decoder.arch.rms_norm_eps, self._library.threads
         self._library.norm(x.data_ptr(), weight.data_ptr(), epsilon, out.data_ptr(), *x.shape, threads)
         return out
 
@@ -134,7 +134,7 @@ class CpuLayers:
             arch.num_heads,
             arch.num_kv_heads,
             arch.head_dim,
-            torch.get_num_threads(),
+            self._library.threads,
         )
 
     def _buffer(self, name: str, rows: int, *shape: int) -> Tensor:

@@ -1,21 +1,26 @@
 """The compiled functions as Python calls them: pointers and integers. Callers see to shapes and lifetimes.
 
-A call releases Python's lock and runs on as many threads as torch would.
+A call releases Python's lock. It runs on the calling thread and on helpers that all libraries of the process share
+(threads.cpp); where another call has them, it runs alone.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ramify.cpu.compiler import NoCompilerError, compiled
+from ramify.cpu.cores import usable_cores
 
 _POINTER, _LONG, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
 
 _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "tile_columns": ([], _LONG),
+    # threads
+    "set_torch_threads": ([_LONG], _LONG),
     # format, rows, depth
     "panels_size": ([_LONG] * 3, _LONG),
     # format, stored, panels, rows, depth, threads
@@ -54,6 +59,25 @@ class Library:
         self.attention_scratch = functions.attention_scratch
         self.attend = functions.attend
         self.tile_columns: int = functions.tile_columns()
+        self._set_torch_threads = functions.set_torch_threads
+        self._threads: int | None = None
+
+    @property
+    def threads(self) -> int:
+        """How many a call may use: as many as torch, within the container's quota."""
+        return usable_cores() if self._threads is None else self._threads
+
+    @contextmanager
+    def torch_on_one_thread(self) -> Iterator[None]:
+        """torch's operators that the calling thread runs stay on it; calls of this library do not."""
+        self._threads = usable_cores()
+        before = self._set_torch_threads(1)
+        try:
+            yield
+        finally:
+            if before > 0:
+                self._set_torch_threads(before)
+            self._threads = None
 
 
 def load(say: Callable[[str], None], architecture: str = "native") -> Library:

@@ -46,7 +46,7 @@ class Panels:
             self.data.data_ptr(),
             self.num_rows,
             self.depth,
-            torch.get_num_threads(),
+            self._library.threads,
         )
 
     @property
@@ -64,7 +64,7 @@ class Panels:
             found.data_ptr(),
             len(dense),
             self.depth,
-            1 if len(dense) < ROWS_PER_THREAD else torch.get_num_threads(),
+            1 if len(dense) < ROWS_PER_THREAD else self._library.threads,
         )
         return found
 
@@ -113,7 +113,7 @@ class Product:
             self._depth,
             self._columns,
             ending,
-            torch.get_num_threads(),
+            self._library.threads,
         )
 
     def _parts(self) -> Tensor:

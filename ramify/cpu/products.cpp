@@ -1,5 +1,6 @@
 // x times packed weights, and what becomes of it. See cpu/panels.py for the layout.
 #include "panel_tiles.h"
+#include "threads.h"
 
 namespace {
 
@@ -88,8 +89,7 @@ extern "C" void pack(long format, const uint8_t* stored, uint8_t* panels, long r
     with_format(format, [&](auto each) {
         using Format = decltype(each);
         const long units = depth / Format::UNIT, num_panels = (rows + TILE_COLUMNS - 1) / TILE_COLUMNS;
-#pragma omp parallel for num_threads(threads)
-        for (long panel = 0; panel < num_panels; ++panel) {
+        for_each_chunk(num_panels, threads, [&](long panel, long) {
             uint8_t* to = panels + panel * units * Format::UNIT_BYTES;
             const long left = rows - panel * TILE_COLUMNS, columns = left < TILE_COLUMNS ? left : TILE_COLUMNS;
             if (columns < TILE_COLUMNS) memset(to, 0, units * Format::UNIT_BYTES);
@@ -98,7 +98,7 @@ extern "C" void pack(long format, const uint8_t* stored, uint8_t* panels, long r
                 for (long unit = 0; unit < units; ++unit)
                     Format::put(from + unit * Format::BLOCK_BYTES, to + unit * Format::UNIT_BYTES, column);
             }
-        }
+        });
     });
 }
 
@@ -107,8 +107,7 @@ extern "C" void unpack_rows(long format, const uint8_t* panels, const int64_t* r
                             long threads) {
     with_format(format, [&](auto each) {
         using Format = decltype(each);
-#pragma omp parallel for num_threads(threads)
-        for (long index = 0; index < count; ++index) {
+        for_each_chunk(count, threads, [&](long index, long) {
             alignas(64) float numbers[DEPTH_AT_ONCE * WIDTH];
             const long panel = rows[index] / TILE_COLUMNS, column = rows[index] % TILE_COLUMNS;
             const uint8_t* from = panels + panel * (depth / Format::UNIT) * Format::UNIT_BYTES;
@@ -117,7 +116,7 @@ extern "C" void unpack_rows(long format, const uint8_t* panels, const int64_t* r
                 unpack<Format, 1>(from, k, k + some, column / WIDTH, numbers);
                 for (long i = 0; i < some; ++i) out[index * depth + k + i] = numbers[i * WIDTH + column % WIDTH];
             }
-        }
+        });
     });
 }
 
@@ -132,12 +131,9 @@ extern "C" void multiply_packed(const float* x, const int64_t* parts, long num_p
         num_panels += product.parts[part].num_panels();
     const long blocks = (rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
     const long rows_per_block = (rows + blocks - 1) / blocks;
-    // A thread keeps its block of rows of x in the second cache while panels pass by; threads divide a single block's
-    // panels among them.
-#pragma omp parallel for collapse(2) schedule(static) num_threads(threads)
-    for (long block = 0; block < blocks; ++block)
-        for (long panel = 0; panel < num_panels; ++panel) {
-            const long first = block * rows_per_block, left = rows - first;
-            multiply_chunk(product, panel, first, left < rows_per_block ? left : rows_per_block);
-        }
+    // Block by block: its rows of x stay in the second cache while panels pass by.
+    for_each_chunk(blocks * num_panels, threads, [&](long chunk, long) {
+        const long first = chunk / num_panels * rows_per_block, left = rows - first;
+        multiply_chunk(product, chunk % num_panels, first, left < rows_per_block ? left : rows_per_block);
+    });
 }

@@ -1,15 +1,21 @@
 // What happens to rows between products: norms, rotary positions, keys and values into their slots.
 #include <cmath>
 
+#include "threads.h"
 #include "vectors.h"
 
 namespace {
 
-constexpr long VALUES_PER_THREAD = 16384;  // with fewer, one thread is done before a second has woken up
+constexpr long VALUES_AT_ONCE = 8192;  // with fewer, one thread is done before a second has looked
 
-long threads_for(long values, long threads) {
-    const long wanted = values / VALUES_PER_THREAD + 1;
-    return wanted < threads ? wanted : threads;
+// Calls act(row) for every row, of `wide` values; rows go to threads some at a time.
+template <class Act>
+void for_each_row(long rows, long wide, long threads, Act act) {
+    const long at_once = VALUES_AT_ONCE / wide + 1;
+    for_each_chunk((rows + at_once - 1) / at_once, threads, [&](long chunk, long) {
+        const long first = chunk * at_once, end = first + at_once < rows ? first + at_once : rows;
+        for (long row = first; row < end; ++row) act(row);
+    });
 }
 
 void norm_row(const float* x, const float* weight, float epsilon, float* out, long columns) {
@@ -44,8 +50,8 @@ void rotate(const float* x, const float* cosines, const float* sines, float* to,
 // x, out (rows, columns): RMS norm.
 extern "C" void norm(const float* x, const float* weight, double epsilon, float* out, long rows, long columns,
                      long threads) {
-#pragma omp parallel for num_threads(threads_for(rows* columns, threads))
-    for (long row = 0; row < rows; ++row) norm_row(x + row * columns, weight, epsilon, out + row * columns, columns);
+    for_each_row(rows, columns, threads,
+                 [&](long row) { norm_row(x + row * columns, weight, epsilon, out + row * columns, columns); });
 }
 
 // qkv (rows, heads + 2 kv_heads, head_dim): queries are rotated in place; keys, rotated, and values, as they are, go to
@@ -55,8 +61,7 @@ extern "C" void rotate_and_write(float* qkv, const float* cosines, const float* 
                                  const float* key_norm, double epsilon, const int64_t* slots, float* pool, long rows,
                                  long heads, long kv_heads, long head_dim, long threads) {
     const long half = head_dim / 2, wide = (heads + 2 * kv_heads) * head_dim;
-#pragma omp parallel for num_threads(threads_for(rows* wide, threads))
-    for (long row = 0; row < rows; ++row) {
+    for_each_row(rows, wide, threads, [&](long row) {
         float* from = qkv + row * wide;
         float* slot = pool + slots[row] * 2 * kv_heads * head_dim;
         const float *cosine = cosines + row * half, *sine = sines + row * half;
@@ -68,5 +73,5 @@ extern "C" void rotate_and_write(float* qkv, const float* cosines, const float* 
         }
         const float* values = from + (heads + kv_heads) * head_dim;
         for (long j = 0; j < kv_heads * head_dim; ++j) slot[kv_heads * head_dim + j] = values[j];
-    }
+    });
 }

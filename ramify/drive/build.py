@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 from ramify.config import EngineConfig, MixtureConfig
 from ramify.cpu.compiler import NoCompilerError
 from ramify.cpu.cpu_layers import cpu_layers
+from ramify.cpu.cpu_step import CpuStep
 from ramify.cpu.library import load
 from ramify.cpu.panels import PanelPacking
 from ramify.device.layers import Layers
@@ -222,7 +223,9 @@ def _device_step(
         layers = [cpu_layers(*pair) for pair in zip(decoders, pools, strict=True)]
         if team is not None:
             layers = _led(layers, pools, team)
-        return DeviceStep(layers, max_num_seqs=max_num_seqs, logprobs_mode=mode, mixer=mixer)
+        packing = decoders[0].packing
+        library = packing.library if isinstance(packing, PanelPacking) else None
+        return CpuStep(layers, library, max_num_seqs=max_num_seqs, logprobs_mode=mode, mixer=mixer)
     from ramify.gpu.gpu_step import gpu_step  # needs Triton, which only a GPU needs
 
     return gpu_step(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify import LLM, ModelConfig, SamplingParams
+from ramify.cpu import cores
 from ramify.cpu.cpu_layers import CpuLayers
 from ramify.cpu.library import Library, load
 from ramify.cpu.panels import Ending, PanelPacking, Product
@@ -286,5 +289,68 @@ def test_numbers_do_not_depend_on_the_batch(make_checkpoint: CheckpointMaker) ->
     try:
         torch.set_num_threads(3)
         assert drawn(prompts) == alone
+    finally:
+        torch.set_num_threads(before)
+
+
+# -- threads -------------------------------------------------------------------------------------------------
+
+
+def _on_threads(library: Library, count: int) -> None:
+    """Calls of all sizes, one after the other, on more threads than there may be cores."""
+    product = _product(library, _linear(300, 64, bias=False, seed=count))
+    x = torch.randn(40, 64)
+    expected = torch.empty(40, 300)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        product.multiply(x, expected)
+        torch.set_num_threads(4)
+        for index in range(count):
+            rows = 1 + index % 40
+            out = torch.empty(rows, 300)
+            product.multiply(x[:rows], out)
+            assert torch.equal(out, expected[:rows])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_take_every_chunk_once_however_calls_follow_each_other(library: Library) -> None:
+    _on_threads(library, 400)
+
+
+def test_calls_from_several_threads_do_not_meet(library: Library) -> None:
+    """Helpers serve one call at a time; the others run alone, with the same numbers."""
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(_on_threads, library, 150) for _ in range(3)]:
+            done.result()
+
+
+def test_a_forked_process_has_helpers_of_its_own() -> None:
+    """It has none of its parent's threads: who waited for them would wait for ever."""
+    program = (
+        "import os, sys, torch\n"
+        "from ramify.cpu.library import load\n"
+        "from tests.equivalence.test_cpu_kernels import _on_threads\n"
+        "library = load(print)\n"
+        "_on_threads(library, 20)\n"
+        "child = os.fork()\n"
+        "_on_threads(library, 20)\n"
+        "if child == 0:\n"
+        "    os._exit(0)\n"
+        "sys.exit(os.waitpid(child, 0)[1])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    assert done.returncode == 0
+
+
+def test_torchs_operators_of_small_steps_stay_on_their_thread(library: Library) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with library.torch_on_one_thread():
+            assert torch.get_num_threads() == 1
+            assert library.threads == min([3, *cores._quota()])
+        assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
