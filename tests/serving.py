@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 import uvicorn
 from fastapi import FastAPI
 
@@ -55,7 +56,8 @@ def serving(app: FastAPI, *, max_header_bytes: int = 16 * 2**10, send_buffer: in
 
 def core_of(llm: AsyncLLM) -> EngineCore:
     """The core of an engine in this process."""
-    assert isinstance(llm.engine, AsyncEngine)
+    if not isinstance(llm.engine, AsyncEngine):
+        pytest.skip("looks into an engine that runs in another process")
     core = llm.engine._core
     assert isinstance(core, EngineCore)
     return core

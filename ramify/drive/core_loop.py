@@ -113,6 +113,7 @@ class CoreLoop(ABC):
     def _abort(self, request_id: str) -> None:
         output = self._core.abort(request_id)
         if output is not None:
+            self.observations.finished(self._core.last_step.finished_requests[-1:])  # after that step was observed
             self._deliver([output])
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:

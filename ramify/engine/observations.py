@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ramify.engine.metrics import IterationStats
+from ramify.engine.metrics import FinishedRequest, IterationStats
 from ramify.outputs import RequestOutput
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -50,22 +50,26 @@ class Observations:
     between: Distribution = field(default_factory=_seconds)  # from one token of a sample to the next
     whole: Distribution = field(default_factory=_seconds)  # from arrival to the end
     prompts: Distribution = field(default_factory=_tokens)  # tokens of prompts
-    outputs: Distribution = field(default_factory=_tokens)  # tokens of returned samples, all of a request
+    outputs: Distribution = field(default_factory=_tokens)  # tokens drawn for a request, those of losers included
     ends: dict[str, int] = field(default_factory=dict)  # by the reason of the first sample
 
     def stepped(self, step: IterationStats) -> None:
         self.queued.add(step.queue_times, SECONDS)
         self.first.add(step.time_to_first_tokens, SECONDS)
         self.between.add(step.inter_token_latencies, SECONDS)
+        self.finished(step.finished_requests)
+
+    def finished(self, requests: Iterable[FinishedRequest]) -> None:
+        """Whatever kind of outputs they had: of a stream the last one holds only the last tokens."""
+        for request in requests:
+            self.whole.add([request.e2e_latency], SECONDS)
+            self.prompts.add([request.num_prompt_tokens], TOKENS)
+            self.outputs.add([request.num_generation_tokens], TOKENS)
 
     def ended(self, output: RequestOutput) -> None:
         reason = next((sample.finish_reason for sample in output.outputs if sample.finish_reason is not None), None)
         name = "abort" if reason is None else reason.value
         self.ends[name] = self.ends.get(name, 0) + 1
-        self.prompts.add([len(output.prompt_token_ids)], TOKENS)
-        self.outputs.add([sum(len(sample.token_ids) for sample in output.outputs)], TOKENS)
-        if output.metrics is not None and output.metrics.finished_time is not None:
-            self.whole.add([output.metrics.finished_time - output.metrics.arrival_time], SECONDS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ _DISTRIBUTIONS = (
     ("queued", "ramify_queue_time_seconds", "From arrival to the first step. Seconds.", SECONDS),
     ("whole", "ramify_e2e_request_latency_seconds", "From arrival to the end. Seconds.", SECONDS),
     ("prompts", "ramify_request_prompt_tokens", "Tokens of prompts.", TOKENS),
-    ("outputs", "ramify_request_generated_tokens", "Tokens of returned samples, all of a request.", TOKENS),
+    ("outputs", "ramify_request_generated_tokens", "Tokens drawn for a request, those of losers included.", TOKENS),
 )
 _FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # by which the library knows that there are several processes
 States = list[tuple[str, EngineState]]  # of each model, by its name

@@ -21,6 +21,8 @@ from ramify import (
     SamplingParams,
     UnsupportedError,
 )
+from ramify.remote.remote_engine import RemoteEngine
+from tests.serving import ENGINE_PROCESS
 
 PROMPTS = ["Once upon a time", "The capital of France is", "One, two, three,"]
 MESSAGES = [{"role": "user", "content": "Name a colour."}]
@@ -32,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("default_gguf")
 
 def run(body: Callable[[AsyncLLM], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with AsyncLLM(**OPTIONS) as llm:
+        async with AsyncLLM(**OPTIONS, engine_process=ENGINE_PROCESS) as llm:
             await body(llm)
 
     asyncio.run(main())
@@ -97,7 +99,7 @@ def test_names_are_the_callers_or_made_up() -> None:
 
 def test_after_shutdown_requests_are_refused() -> None:
     async def main() -> None:
-        llm = AsyncLLM(**OPTIONS)
+        llm = AsyncLLM(**OPTIONS, engine_process=ENGINE_PROCESS)
         await llm.shutdown()
         with pytest.raises(EngineClosedError):
             llm.generate("x")
@@ -106,8 +108,8 @@ def test_after_shutdown_requests_are_refused() -> None:
 
 
 def test_an_engine_that_is_lost_ends_its_thread() -> None:
-    llm = AsyncLLM(**OPTIONS)
-    thread = llm.engine._thread  # type: ignore[union-attr]
+    llm = AsyncLLM(**OPTIONS, engine_process=ENGINE_PROCESS)
+    thread = llm.engine._link._reader if isinstance(llm.engine, RemoteEngine) else llm.engine._thread
     del llm
     gc.collect()
     thread.join(timeout=30)

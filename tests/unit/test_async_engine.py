@@ -483,3 +483,28 @@ def test_a_request_that_comes_with_the_stop_does_not_wait_for_ever() -> None:
             await anext(stream)
 
     run(body)
+
+
+def test_what_metrics_tell_counts_all_tokens_of_streams_and_of_aborted_requests() -> None:
+    """Of a stream only the tokens of its last output were counted."""
+
+    async def body() -> None:
+        core = fake_engine()
+        gate = Gate(core)
+        engine = AsyncEngine(core)
+        streams = [engine.submit(request(name, output_kind="delta", ignore_eos=True)) for name in ("whole", "cut")]
+        gate.let(4)
+        await until(lambda: engine.stats()["steps"] == 4)
+        engine.abort("cut")
+        gate.let(100)
+        ends = [await stream.final() for stream in streams]
+        lengths = [len(output.outputs[0].token_ids) for output in ends]
+        assert lengths[0] == 8
+        await engine.shutdown()
+        seen = engine.observations
+        assert seen.ends == {"abort": 1, "length": 1}
+        assert [seen.outputs.total, seen.prompts.total] == [sum(lengths), 8]
+        assert [sum(seen.whole.counts), sum(seen.first.counts)] == [2, 2]
+        assert sum(seen.between.counts) == sum(lengths) - 2
+
+    run(body)
