@@ -34,7 +34,7 @@ from ramify.engine.core import Device, EngineCore
 from ramify.engine.plan import Plan, StepResult, Ticket, Work
 from ramify.engine.scheduler import Scheduler
 from ramify.gpu.gpu_layers import SHARING
-from ramify.gpu.kernels.work_list import most_parts
+from ramify.gpu.kernels.stretches import EvenCuts
 from ramify.gpu.paged import PagedDecode
 from ramify.gpu.sampler import KernelSampler
 from ramify.gpu.tables import DeviceTables
@@ -89,7 +89,7 @@ class InstantLayers:
         self.pool = InstantPool()
         self._decodes = PagedDecode(
             max_rows=max_rows,
-            max_parts=max_rows * most_parts(MAX_MODEL_LEN),
+            max_parts=max_rows * EvenCuts.most_parts(MAX_MODEL_LEN),
             max_blocks=MAX_MODEL_LEN // BLOCK_SIZE,
             heads=32,
             kv_heads=8,

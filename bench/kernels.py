@@ -29,7 +29,7 @@ from triton.runtime.errors import OutOfResources
 
 from ramify.device.reads import Reads
 from ramify.engine.plan import SharedPrefix
-from ramify.gpu.kernels.work_list import OWN_SPLITS, PREFIX_SPLIT
+from ramify.gpu.kernels.stretches import OWN_SPLITS, PREFIX_SPLIT, EvenCuts
 from ramify.gpu.paged import PagedDecode
 
 BANDWIDTH = 4.2e12  # bytes a second that a copy reaches on an H200
@@ -105,8 +105,7 @@ class Layers:
             block_size=BLOCK_SIZE,
             dtype=DTYPE,
             device=self.kv.device,
-            own_split=own_split,
-            prefix_split=prefix_split,
+            cuts=EvenCuts(own_split or EvenCuts.of(shape.rows, shape.kv_heads).own_split, prefix_split),
             decode_options=decode_options,
             prefix_options=prefix_options,
             merge_options=merge_options,

@@ -22,13 +22,13 @@ from ramify.gpu.kernels import decode_attention as decode
 from ramify.gpu.kernels import prefix_attention as prefix
 from ramify.gpu.kernels.merge import merge
 from ramify.gpu.kernels.overlap import can_overlap
+from ramify.gpu.kernels.stretches import Cuts, EvenCuts
+from ramify.gpu.kernels.walk import EXACT_BLOCK_M
 from ramify.gpu.kernels.work_list import (
     GROUP_FIELDS,
     PREFIX_FIELDS,
-    PREFIX_SPLIT,
     WorkList,
     build_work_list,
-    own_split_for,
 )
 
 _HEADER = 16
@@ -40,7 +40,8 @@ class PagedDecode:
     """`tables` (max_rows, max_blocks) is the caller's to write: the blocks of each row, in order.
 
     `max_parts` bounds the parts of one step (see WorkList) and with them the items. Where rows are cut follows from
-    their number unless `own_split` says it. The options are keyword arguments of the kernels' launch functions, for
+    their number unless `cuts` says it; `exact`: a row's output has the same bits in any company (kernels/walk.py), if
+    cuts are by position. The options are keyword arguments of the kernels' launch functions, for
     measuring.
     """
 
@@ -56,8 +57,8 @@ class PagedDecode:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
-        own_split: int | None = None,
-        prefix_split: int = PREFIX_SPLIT,
+        cuts: Cuts | None = None,
+        exact: bool = False,
         decode_options: Mapping[str, int] | None = None,
         prefix_options: Mapping[str, int] | None = None,
         merge_options: Mapping[str, int] | None = None,
@@ -70,7 +71,7 @@ class PagedDecode:
         self._overlap = can_overlap(device)
         self._prefix_options = {
             "num_programs": processors * prefix.PROGRAMS_PER_PROCESSOR,
-            "block_m": prefix.BLOCK_M[dtype.itemsize],
+            "block_m": (EXACT_BLOCK_M if exact else prefix.BLOCK_M)[dtype.itemsize],
             **(prefix_options or {}),
         }
         self._merge_options = dict(merge_options or {})
@@ -78,7 +79,7 @@ class PagedDecode:
         if self._queries_per_row > self._prefix_options["block_m"]:
             raise ValueError(f"{self._queries_per_row} query heads of one key-value head are more than a tile takes")
         self._block_size = block_size
-        self._own_split, self._prefix_split = own_split, prefix_split
+        self._cuts, self._exact = cuts, exact
         self._max_rows, self._max_parts = max_rows, max_parts
         self.tables = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device)
         self._partials = torch.empty(max_parts, heads, head_dim, dtype=torch.float32, device=device)
@@ -106,8 +107,7 @@ class PagedDecode:
             reads,
             queries_per_row=self._queries_per_row,
             query_tile=self._prefix_options["block_m"],
-            own_split=self._own_split or own_split_for(reads.num_singles, self._kv_heads),
-            prefix_split=self._prefix_split,
+            cuts=self._cuts or EvenCuts.of(reads.num_singles, self._kv_heads),
         )
 
     def write_list(self, work: WorkList) -> None:
@@ -163,6 +163,7 @@ class PagedDecode:
             self._partials,
             self._lse,
             block_size=self._block_size,
+            exact=self._exact,
             **self._prefix_options,
         )
 
@@ -186,8 +187,17 @@ class PagedDecode:
             merging,
             block_size=self._block_size,
             overlap=self._overlap,
+            exact=self._exact,
             **{"num_programs": programs, **self._decode_options},
         )
 
     def merge_parts(self, out: Tensor) -> None:
-        merge(self._partials, self._lse, self._first_part, self._num_parts, out, **self._merge_options)
+        merge(
+            self._partials,
+            self._lse,
+            self._first_part,
+            self._num_parts,
+            out,
+            exact=self._exact,
+            **self._merge_options,
+        )

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ramify.gpu.kernels.decode_attention import decode_attention
+from ramify.gpu.kernels.stretches import EvenCuts
 from ramify.gpu.kernels.work_list import build_work_list
 from tests.attention_truth import decode_reads
 from tests.kernels.scene import TOLERANCE, Scene, make_scene
@@ -19,7 +20,7 @@ def run(scene: Scene, own_split: int, num_programs: int = 3, block_n: int = 16) 
         decode_reads(scene.lengths, block_size=scene.block_size),
         queries_per_row=scene.queries_per_row,
         query_tile=64,
-        own_split=own_split,
+        cuts=EvenCuts(own_split),
     )
     _, heads, head_dim = scene.queries.shape
     partials = torch.full((work.total_parts + 1, heads, head_dim), 7.0, device=device)  # one part more than is written
@@ -83,7 +84,7 @@ def test_nan_shows_in_its_own_parts_and_in_no_other(device: torch.device) -> Non
     scene = make_scene((40, 40), heads=2, kv_heads=1, head_dim=32, block_size=16, dtype=torch.float32, device=device)
     scene.kv[scene.tables[0, 1] * 16, 0] = torch.nan  # position 16 of row 0
     partials, lse = torch.zeros(4, 2, 32, device=device), torch.zeros(4, 2, device=device)
-    work = build_work_list(decode_reads((40, 40)), queries_per_row=2, query_tile=64, own_split=32)
+    work = build_work_list(decode_reads((40, 40)), queries_per_row=2, query_tile=64, cuts=EvenCuts(32))
     decode_attention(
         scene.queries,
         scene.kv,

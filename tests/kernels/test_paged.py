@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ramify.engine.plan import SharedPrefix
+from ramify.gpu.kernels.stretches import Cuts, EvenCuts
 from ramify.gpu.paged import PagedDecode
 from tests.attention_truth import decode_reads
 from tests.kernels.scene import TOLERANCE, Scene, make_scene
@@ -16,7 +17,7 @@ LENGTHS = (70, 66, 150, 20, 65, 33, 34, 90, 36, 0, 1)
 SHARED = (SharedPrefix(4, (1, 0, 4, 2)), SharedPrefix(2, (5, 6, 8)), SharedPrefix(5, (7,)))
 
 
-def paged_for(scene: Scene, *, max_rows: int = 12, max_parts: int = 64) -> PagedDecode:
+def paged_for(scene: Scene, *, max_rows: int = 12, max_parts: int = 64, cuts: Cuts | None = None) -> PagedDecode:
     _, heads, head_dim = scene.queries.shape
     paged = PagedDecode(
         max_rows=max_rows,
@@ -28,8 +29,7 @@ def paged_for(scene: Scene, *, max_rows: int = 12, max_parts: int = 64) -> Paged
         block_size=scene.block_size,
         dtype=scene.kv.dtype,
         device=scene.kv.device,
-        own_split=48,
-        prefix_split=32,
+        cuts=EvenCuts(48, prefix_split=32) if cuts is None else cuts,
         decode_options={"num_programs": 3, "block_n": 16},
         prefix_options={"num_programs": 2, "block_m": 16, "block_n": 16},
     )

@@ -9,6 +9,7 @@ import torch
 
 from ramify.engine.plan import SharedPrefix
 from ramify.gpu.kernels.prefix_attention import prefix_attention
+from ramify.gpu.kernels.stretches import EvenCuts
 from ramify.gpu.kernels.work_list import build_work_list
 from tests.attention_truth import decode_reads
 from tests.kernels.scene import TOLERANCE, Scene, make_scene
@@ -46,8 +47,7 @@ def run(scene: Scene, *, prefix_split: int = 48, block_m: int = 16, block_n: int
         decode_reads(scene.lengths, scene.shared, scene.block_size),
         queries_per_row=scene.queries_per_row,
         query_tile=block_m,
-        own_split=64,
-        prefix_split=prefix_split,
+        cuts=EvenCuts(64, prefix_split),
     )
     _, heads, head_dim = scene.queries.shape
     partials = torch.full((work.total_parts, heads, head_dim), 7.0, device=device)

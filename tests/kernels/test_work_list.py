@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.engine.plan import SharedPrefix
-from ramify.gpu.kernels.work_list import MOST_OWN_PARTS, WorkList, build_work_list, most_parts, own_split_for
+from ramify.gpu.kernels.stretches import MOST_OWN_PARTS, EvenCuts, PositionCuts
+from ramify.gpu.kernels.work_list import WorkList, build_work_list
 from tests.attention_truth import decode_reads
 
 
@@ -29,8 +30,7 @@ class Case:
             decode_reads(self.lengths, self.shared, self.block_size),
             queries_per_row=self.queries_per_row,
             query_tile=self.query_tile,
-            own_split=self.own_split,
-            prefix_split=self.prefix_split,
+            cuts=EvenCuts(self.own_split, self.prefix_split),
         )
 
 
@@ -120,7 +120,7 @@ def test_there_are_never_more_items_than_parts(case: Case) -> None:
 def test_a_row_shorter_than_its_prefix_is_refused() -> None:
     reads = decode_reads([33, 31], [SharedPrefix(2, (0, 1))])
     with pytest.raises(ValueError, match="row 1 is shorter than the prefix it shares"):
-        build_work_list(reads, queries_per_row=1, query_tile=16, own_split=64)
+        build_work_list(reads, queries_per_row=1, query_tile=16, cuts=EvenCuts(64))
 
 
 @given(st.integers(1, 512), st.sampled_from([1, 2, 8]), st.integers(1, 20_000), st.data())
@@ -133,11 +133,47 @@ def test_no_row_has_more_parts_than_there_is_room_for(
         decode_reads([16 * blocks + rest], shared),
         queries_per_row=1,
         query_tile=16,
-        own_split=own_split_for(rows, kv_heads),
+        cuts=EvenCuts.of(rows, kv_heads),
     )
-    assert work.total_parts <= most_parts(longest)
+    assert work.total_parts <= EvenCuts.most_parts(longest)
 
 
 def test_few_rows_are_cut_short_and_many_are_not() -> None:
-    assert [own_split_for(rows, 2) for rows in (1, 16, 17, 32, 64, 128, 256)] == [64, 64, 128, 128, 256, 512, 512]
-    assert own_split_for(256, 8) == 512
+    assert [EvenCuts.of(rows, 2).own_split for rows in (1, 16, 17, 32, 64, 128, 256)] == [
+        64,
+        64,
+        128,
+        128,
+        256,
+        512,
+        512,
+    ]
+    assert EvenCuts.of(256, 8).own_split == 512
+
+
+@given(st.lists(st.integers(0, 40_000), max_size=6), st.sampled_from([1, 16, 24]), st.data())
+def test_cuts_by_position_are_the_same_alone_and_shared(
+    lengths: list[int], block_size: int, data: st.DataObject
+) -> None:
+    """The parts of a row are the stretches between the same positions, in their order, whatever it shares."""
+    cuts = PositionCuts(40_000)
+    shared = []
+    if len(lengths) > 1:
+        blocks = cuts.largest_prefix(data.draw(st.integers(0, min(lengths[:2]) // block_size)), block_size)
+        shared = [SharedPrefix(blocks, (1, 0))] if blocks else []
+    work = build_work_list(decode_reads(lengths, shared, block_size), queries_per_row=2, query_tile=16, cuts=cuts)
+    for row, length in enumerate(lengths):
+        parts = {part: (start, end) for owner, start, end, part in work.own.tolist() if owner == row}
+        if shared and row < 2:
+            first = int(work.first_part[row])
+            parts |= {first + split: (start, end) for _, start, end, _, _, split in work.prefix.tolist()}
+        alone = build_work_list(decode_reads([length]), queries_per_row=2, query_tile=16, cuts=cuts)
+        first, count = int(work.first_part[row]), int(work.num_parts[row])
+        assert [parts[first + index] for index in range(count)] == [tuple(item[1:3]) for item in alone.own.tolist()]
+        assert count <= cuts.most_parts
+
+
+def test_a_shared_part_that_ends_between_cuts_is_refused() -> None:
+    reads = decode_reads([300, 300], [SharedPrefix(2, (0, 1))])
+    with pytest.raises(ValueError, match="a shared part does not end at a cut"):
+        build_work_list(reads, queries_per_row=1, query_tile=16, cuts=PositionCuts(512))

@@ -10,6 +10,8 @@ A row's parts are merged here too, unless shared prefixes are read as well (then
 key-value head shows which program wrote the last part: that one merges all of them in their order, so that the result
 does not depend on which it was, and sets the counter back to 0.
 
+With EXACT a row's output is folded from its parts as every other exact kernel folds them, one part too (walk.py).
+
 The number of programs is fixed and the number of items is read on the device, so a CUDA graph outlives its lists.
 NaN among a row's queries, keys or values reaches the parts of that row and no other.
 """
@@ -24,7 +26,17 @@ from torch import Tensor
 
 from ramify.gpu.kernels import work_list
 from ramify.gpu.kernels.overlap import LINE, launch_options, prefetch, start_next, wait_for_last
-from ramify.gpu.kernels.walk import LOG2_OF_E, begin, finish, walk
+from ramify.gpu.kernels.walk import (
+    EXACT_BLOCK_N,
+    EXACT_OPTIONS,
+    LOG2_OF_E,
+    begin,
+    begin_part,
+    finish,
+    fold,
+    walk,
+    whole,
+)
 
 # The columns of an item, and of what says where the items are.
 OWN_FIELDS = tl.constexpr(work_list.OWN_FIELDS)
@@ -75,6 +87,7 @@ def _decode(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     MERGES: tl.constexpr,
     PER_LINE: tl.constexpr,
+    EXACT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     start_next(OVERLAP)
@@ -98,7 +111,7 @@ def _decode(  # type: ignore[no-untyped-def]
         tile = tl.load(
             queries + row * query_stride + head[:, None] * HEAD_DIM + dim[None, :], mask=real[:, None], other=0.0
         )
-        output, total, peak = begin(PADDED_QUERIES, HEAD_DIM)
+        output, total, peak = begin_part(PADDED_QUERIES, HEAD_DIM, EXACT)
         # One masked loop: a second one for the last tile would wait for memory twice, and the mask costs little here.
         output, total, peak = walk(
             output,
@@ -116,13 +129,18 @@ def _decode(  # type: ignore[no-untyped-def]
             BLOCK_SIZE=BLOCK_SIZE,
             BLOCK_N=BLOCK_N,
             MASKED=True,
+            EXACT=EXACT,
         )
-        output, score = finish(output, total, peak)
+        output, score = finish(output, total, peak, EXACT)
         target = part * heads + head
         row_out = out + row * out_stride + head[:, None] * HEAD_DIM + dim[None, :]
         if MERGES:
             of_row = tl.load(num_parts + row)
             if of_row == 1:
+                if EXACT:
+                    nothing, no_weight, no_peak = begin(PADDED_QUERIES, HEAD_DIM)
+                    folded, weight, _ = fold(nothing, no_weight, no_peak, output, score)
+                    output = whole(folded, weight)
                 tl.store(row_out, output.to(out.dtype.element_ty), mask=real[:, None])
             else:
                 tl.store(partials + target[:, None] * HEAD_DIM + dim[None, :], output, mask=real[:, None])
@@ -131,7 +149,7 @@ def _decode(  # type: ignore[no-untyped-def]
                 before = tl.atomic_add(arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel")
                 if before == of_row - 1:
                     first = tl.load(first_part + row).to(tl.int64) * heads + head
-                    merged = _merged(partials, lse, first, of_row, real, heads, PADDED_QUERIES, HEAD_DIM)
+                    merged = _merged(partials, lse, first, of_row, real, heads, PADDED_QUERIES, HEAD_DIM, EXACT)
                     tl.store(row_out, merged.to(out.dtype.element_ty), mask=real[:, None])
                     tl.store(arrived + row * KV_HEADS + kv_head, 0)
         else:
@@ -177,7 +195,15 @@ def _prefetch(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _merged(  # type: ignore[no-untyped-def]
-    partials, lse, source, count, real, HEADS: tl.constexpr, PADDED_QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr
+    partials,
+    lse,
+    source,
+    count,
+    real,
+    HEADS: tl.constexpr,
+    PADDED_QUERIES: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    EXACT: tl.constexpr,
 ):
     """`count` parts of some heads, the first at `source`, merged by log-sum-exp. Loads go past the L1 cache, which does
     not see what other processors wrote."""
@@ -189,13 +215,19 @@ def _merged(  # type: ignore[no-untyped-def]
         values = tl.load(
             partials + at[:, None] * HEAD_DIM + dim[None, :], mask=real[:, None], other=0.0, cache_modifier=".cg"
         )
-        new_peak = tl.maximum(peak, score)  # finite: every part has seen a position
-        weight = tl.exp(score - new_peak)
-        shrink = tl.exp(peak - new_peak)
-        output = output * shrink[:, None] + values * weight[:, None]
-        total = total * shrink + weight
-        peak = new_peak
-    return output / total[:, None]
+        if EXACT:
+            output, total, peak = fold(output, total, peak, values, score)
+        else:
+            new_peak = tl.maximum(peak, score)  # finite: every part has seen a position
+            weight = tl.exp(score - new_peak)
+            shrink = tl.exp(peak - new_peak)
+            output = output * shrink[:, None] + values * weight[:, None]
+            total = total * shrink + weight
+            peak = new_peak
+    if EXACT:
+        return whole(output, total)
+    else:  # noqa: RET505 (the compiler takes one branch)
+        return output / total[:, None]
 
 
 def decode_attention(
@@ -212,7 +244,8 @@ def decode_attention(
     block_size: int,
     num_programs: int,
     overlap: bool = False,
-    block_n: int = BLOCK_N,
+    exact: bool = False,
+    block_n: int | None = None,
     num_warps: int = NUM_WARPS,
     num_stages: int = NUM_STAGES,
 ) -> None:
@@ -243,10 +276,12 @@ def decode_attention(
         PADDED_QUERIES=max(FEWEST_QUERIES, triton.next_power_of_2(queries_per_row)),
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        BLOCK_N=block_n,
+        BLOCK_N=block_n or (EXACT_BLOCK_N[kv.itemsize] if exact else BLOCK_N),
         MERGES=merging is not None,
         PER_LINE=LINE // kv.itemsize,
+        EXACT=exact,
         num_warps=num_warps,
         num_stages=num_stages,
+        **(EXACT_OPTIONS if exact else {}),
         **launch_options(overlap),
     )

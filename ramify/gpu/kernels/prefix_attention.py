@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ramify.gpu.kernels import work_list
 from ramify.gpu.kernels.decode_attention import FIRST_ITEM, NUM_ITEMS
-from ramify.gpu.kernels.walk import LOG2_OF_E, begin, finish, walk
+from ramify.gpu.kernels.walk import EXACT_BLOCK_N, EXACT_OPTIONS, LOG2_OF_E, begin_part, finish, walk
 
 PREFIX_FIELDS = tl.constexpr(work_list.PREFIX_FIELDS)
 PREFIX, START, END, FIRST_QUERY, NUM_QUERIES, SPLIT = map(tl.constexpr, range(work_list.PREFIX_FIELDS))
@@ -59,6 +59,7 @@ def _prefix(  # type: ignore[no-untyped-def]
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    EXACT: tl.constexpr,
 ):
     num_items = tl.load(count + NUM_ITEMS)
     first_item = items + tl.load(count + FIRST_ITEM)
@@ -82,7 +83,7 @@ def _prefix(  # type: ignore[no-untyped-def]
             mask=real[:, None],
             other=0.0,
         )
-        output, total, peak = begin(BLOCK_M, HEAD_DIM)
+        output, total, peak = begin_part(BLOCK_M, HEAD_DIM, EXACT)
         # Only the last tile of a stretch needs a mask; on every tile it would cost much of what the softmax does.
         full_end = end - (end - start) % BLOCK_N
         output, total, peak = walk(
@@ -101,6 +102,7 @@ def _prefix(  # type: ignore[no-untyped-def]
             BLOCK_SIZE=BLOCK_SIZE,
             BLOCK_N=BLOCK_N,
             MASKED=False,
+            EXACT=EXACT,
         )
         output, total, peak = walk(
             output,
@@ -118,8 +120,9 @@ def _prefix(  # type: ignore[no-untyped-def]
             BLOCK_SIZE=BLOCK_SIZE,
             BLOCK_N=BLOCK_N,
             MASKED=True,
+            EXACT=EXACT,
         )
-        output, score = finish(output, total, peak)
+        output, score = finish(output, total, peak, EXACT)
         part = tl.load(first_part + row, mask=real, other=0).to(tl.int64) + split
         target = part * (KV_HEADS * QUERIES_PER_ROW) + head
         tl.store(partials + target[:, None] * HEAD_DIM + dim[None, :], output, mask=real[:, None])
@@ -141,6 +144,7 @@ def prefix_attention(
     *,
     block_size: int,
     num_programs: int,
+    exact: bool = False,
     block_m: int | None = None,
     block_n: int | None = None,
     num_warps: int = NUM_WARPS,
@@ -169,7 +173,9 @@ def prefix_attention(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         BLOCK_M=block_m or BLOCK_M[kv.element_size()],
-        BLOCK_N=block_n or BLOCK_N[kv.element_size()],
+        BLOCK_N=block_n or (EXACT_BLOCK_N if exact else BLOCK_N)[kv.element_size()],
+        EXACT=exact,
         num_warps=num_warps,
         num_stages=num_stages,
+        **(EXACT_OPTIONS if exact else {}),
     )

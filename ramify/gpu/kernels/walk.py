@@ -6,6 +6,14 @@
 
 Kept along the way, per query: `peak`, the largest score so far (in powers of two); `total`, the sum of
 2^(score - peak); and `output`, the values weighed the same way. `begin` starts them, `finish` makes them a part.
+
+EXACT, for batch invariance: a query's part has the same bits in whatever tile it stands, beside whichever others.
+Scores, `total` and `output` are then matrix products, whose sums run over dimensions or positions in their order; so
+`total` is a product with ones, where it would be a sum whose order follows from the tile. The peak is exact in any
+order, and the rest is done number by number, a multiplication and an addition never contracted (`EXACT_OPTIONS`). What
+a query does not see weighs exactly nothing: a tile of it leaves all its numbers as they are. The matrix instruction
+must be of one kind in all kernels: tiles are of fewer than 64 queries, for which Hopper's compiler takes mma.sync, not
+wgmma. `begin`, `fold` and `whole` make one output of a row's parts, taken in their order, in every kernel alike.
 """
 
 from __future__ import annotations
@@ -15,6 +23,11 @@ import triton.language as tl
 
 LOG2_OF_E = 1.4426950408889634  # hosts fold it into the scale: exp2 is what the hardware has
 LN_2 = tl.constexpr(0.6931471805599453)
+COLUMNS = tl.constexpr(16)  # of the product that sums weights, all alike: what the matrix units take
+
+EXACT_BLOCK_N = {2: 64, 4: 32}  # positions of a tile, by bytes of a number: in all kernels, or parts would differ
+EXACT_BLOCK_M = {2: 32, 4: 16}  # queries of a tile, at most
+EXACT_OPTIONS = {"enable_fp_fusion": False}  # of a launch
 
 
 @triton.jit
@@ -26,9 +39,18 @@ def begin(ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):  # type: ignore[no-untype
 
 
 @triton.jit
+def begin_part(ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
+    output, total, peak = begin(ROWS, HEAD_DIM)
+    if EXACT:
+        return output, tl.zeros([ROWS, COLUMNS], dtype=tl.float32), peak
+    else:  # noqa: RET505 (two types: the compiler takes one branch)
+        return output, total, peak
+
+
+@triton.jit
 def walk(  # type: ignore[no-untyped-def]
     output,  # (ROWS, HEAD_DIM) float32
-    total,  # (ROWS,) float32
+    total,  # (ROWS,) float32; exact: (ROWS, COLUMNS), columns alike
     peak,  # (ROWS,) float32
     queries,  # (ROWS, HEAD_DIM)
     kv,  # -> (slots, 2, KV_HEADS, HEAD_DIM)
@@ -42,6 +64,9 @@ def walk(  # type: ignore[no-untyped-def]
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,  # False: end - start is a multiple of BLOCK_N
+    EXACT: tl.constexpr = False,
+    CAUSAL: tl.constexpr = False,  # exact ones only
+    limits=0,  # (ROWS,) where causal: each query sees positions below
 ):
     keys_to_values: tl.constexpr = KV_HEADS * HEAD_DIM
     slot_stride: tl.constexpr = 2 * keys_to_values
@@ -66,13 +91,22 @@ def walk(  # type: ignore[no-untyped-def]
             keys = tl.load(pointers)
             values = tl.load(pointers + keys_to_values)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-        if MASKED:
+        if CAUSAL:
+            scores = tl.where(position[None, :] < limits[:, None], scores, float("-inf"))
+        elif MASKED:
             scores = tl.where(inside[None, :], scores, float("-inf"))
-        # The first position of a stretch is inside, so the peak is finite from the first tile on.
+        # Unless causal, the first position of a stretch is seen, so the peak is finite from the first tile on.
         new_peak = tl.maximum(peak, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_peak[:, None])
-        shrink = tl.exp2(peak - new_peak)
-        total = total * shrink + tl.sum(weights, 1)
+        level = new_peak
+        if CAUSAL:
+            level = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weights = tl.exp2(scores - level[:, None])
+        shrink = tl.exp2(peak - level)
+        if EXACT:
+            ones = tl.full([BLOCK_N, COLUMNS], 1.0, dtype=values.dtype)
+            total = tl.dot(weights.to(values.dtype), ones, total * shrink[:, None], input_precision="ieee")
+        else:
+            total = total * shrink + tl.sum(weights, 1)
         output = output * shrink[:, None]
         output = tl.dot(weights.to(values.dtype), values, output, input_precision="ieee")
         peak = new_peak
@@ -80,9 +114,30 @@ def walk(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def finish(output, total, peak):  # type: ignore[no-untyped-def]
+def finish(output, total, peak, EXACT: tl.constexpr = False):  # type: ignore[no-untyped-def]
     """The attended values and the natural log of the sum of e^score; zeros and minus infinity if nothing was seen."""
+    if EXACT:
+        total = tl.max(total, 1)  # of columns that are alike
     seen = total != 0  # NaN, a fault of the model, counts as seen: it must not look like nothing
     divisor = tl.where(seen, total, 1.0)
     score = tl.where(seen, peak * LN_2 + tl.log(divisor), float("-inf"))
     return output / divisor[:, None], score
+
+
+@triton.jit
+def fold(output, total, peak, values, score):  # type: ignore[no-untyped-def]
+    """Parts so far, and one more: values (ROWS, HEAD_DIM) and score (ROWS,), minus infinity where it saw nothing."""
+    empty = score == float("-inf")
+    new_peak = tl.maximum(peak, score)
+    # Nothing seen so far: any finite number keeps -inf minus -inf from being NaN.
+    level = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    weight = tl.exp(score - level)
+    shrink = tl.exp(peak - level)
+    values = tl.where(empty[:, None], 0.0, values)  # nothing times NaN would be NaN
+    return output * shrink[:, None] + values * weight[:, None], total * shrink + weight, new_peak
+
+
+@triton.jit
+def whole(output, total):  # type: ignore[no-untyped-def]
+    """What the folded parts come to; zeros if there were none. NaN, a fault of the model, is not 0 and stays."""
+    return tl.div_rn(output, tl.where(total == 0, 1.0, total)[:, None] + tl.zeros_like(output))
