@@ -128,7 +128,7 @@ def tiled_gate_up(
 
 
 @triton.jit
-def _place(  # type: ignore[no-untyped-def]
+def place(  # type: ignore[no-untyped-def]
     program, outputs, row_tiles, BLOCK_OUTPUTS: tl.constexpr, BLOCK_ROWS: tl.constexpr, ONE_TILE: tl.constexpr
 ):
     """The block of outputs and the rows that a program computes: GROUP tiles of rows, then the next outputs."""
@@ -165,7 +165,7 @@ def _tiled_product(  # type: ignore[no-untyped-def]
     OVERLAP: tl.constexpr,
 ):
     start_next(OVERLAP)
-    output, row = _place(tl.program_id(0), outputs, row_tiles, BLOCK_OUTPUTS, BLOCK_ROWS, ONE_TILE)
+    output, row = place(tl.program_id(0), outputs, row_tiles, BLOCK_OUTPUTS, BLOCK_ROWS, ONE_TILE)
     kept = tl.minimum(output, outputs - 1)
     split = tl.program_id(1)
     lane = tl.arange(0, BLOCK_COLUMNS)
@@ -215,7 +215,7 @@ def _tiled_gate_up(  # type: ignore[no-untyped-def]
     OVERLAP: tl.constexpr,
 ):
     start_next(OVERLAP)
-    output, row = _place(tl.program_id(0), inner, row_tiles, BLOCK_OUTPUTS, BLOCK_ROWS, ONE_TILE)
+    output, row = place(tl.program_id(0), inner, row_tiles, BLOCK_OUTPUTS, BLOCK_ROWS, ONE_TILE)
     kept = tl.minimum(output, inner - 1)
     lane = tl.arange(0, BLOCK_COLUMNS)
     gate_source = weight + kept.to(tl.int64)[:, None] * columns
