@@ -4,7 +4,7 @@ Random weights of public shapes in bfloat16, random prompts, fixed output length
 floor is the time of the matrix products and of every key and value that must be read (a shared prefix once), as
 measured on the same kind of GPU; vLLM 0.26.0's figures were measured there too.
 
-    python bench/gpu.py [--workloads plain256 …] [--save FILE] [--rehearse]
+    python bench/gpu.py [--workloads plain256 …] [--batch-invariant] [--save FILE] [--rehearse]
 
 Workloads of two models are also told in the columns of the document that published them (bench/pair_report.py).
 --rehearse runs all of it with tiny models, on a CPU too: its figures mean nothing. The last line is JSON; --save
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,13 @@ from pair_report import Measured, measured, table  # type: ignore[import-not-fou
 
 from ramify import LLM, OptimalSampling, RequestOutput
 
+INVARIANT = "/invariant"  # after the name of a workload that is run with batch_invariant
 LONGEST = {"7B": 17_408, "llama1B": 4_096, "llama8B": 4_096}  # contexts that workloads of these models need
 
 
-def engine(model: str, folder: Path, *, rehearse: bool = False, warmup: str = "lazy") -> LLM | OptimalSampling:
+def engine(
+    model: str, folder: Path, *, rehearse: bool = False, warmup: str = "lazy", batch_invariant: bool = False
+) -> LLM | OptimalSampling:
     shapes = model.split("+")
     folders = []
     for shape in shapes:
@@ -47,6 +51,7 @@ def engine(model: str, folder: Path, *, rehearse: bool = False, warmup: str = "l
     options: dict[str, Any] = {
         "load_format": "dummy",
         "warmup": warmup,
+        "batch_invariant": batch_invariant,
         "max_num_seqs": 512,
         "max_model_len": 2_048 if rehearse else LONGEST.get(model, 9_216),
         "gpu_memory_utilization": 0.85,
@@ -85,7 +90,7 @@ def measure(llm: LLM | OptimalSampling, workload: GpuWorkload, repeats: int) -> 
 
 
 def line_of(workload: GpuWorkload, speed: float) -> str:
-    line = f"{workload.name:<16}{speed:9,.0f}"
+    line = f"{workload.name:<20}{speed:9,.0f}"
     line += " " * 16 if workload.floor is None else f"{workload.floor:9,.0f}{speed / workload.floor:7.0%}"
     line += " " * 16 if workload.vllm is None else f"{workload.vllm:9,.0f}{speed / workload.vllm:7.2f}"
     if workload.goal is None:
@@ -99,6 +104,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--rehearse", action="store_true", help="tiny models: only to see that everything runs")
+    parser.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="each model twice, without and with batch_invariant, and what that costs",
+    )
     parser.add_argument("--save", type=Path)
     options = parser.parse_args(arguments)
     if options.repeats < 1:
@@ -110,21 +120,24 @@ def main(arguments: list[str] | None = None) -> None:
     workloads = [WORKLOADS[name] for name in dict.fromkeys(options.workloads)]
     if options.rehearse:
         workloads = [workload.rehearsed() for workload in workloads]
+    invariant = [replace(each, name=each.name + INVARIANT, twin=each.name, share=0.85) for each in workloads]
+    workloads += invariant if options.batch_invariant else []
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     facts = {
         "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "commit": commit.stdout.strip(),
         "command": f"python bench/gpu.py --repeats {options.repeats}{' --rehearse' if options.rehearse else ''}",
     }
-    print(f"{'workload':<16}{'tok/s':>9}{'floor':>9}{'of it':>7}{'vLLM':>9}{'times':>7}{'goal':>9}", flush=True)
+    print(f"{'workload':<20}{'tok/s':>9}{'floor':>9}{'of it':>7}{'vLLM':>9}{'times':>7}{'goal':>9}", flush=True)
     results: dict[str, Measured] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for model in (*SHAPES, PAIR):
-            chosen = [workload for workload in workloads if workload.model == model]
+        for model, is_invariant in product((*SHAPES, PAIR), (False, True)):
+            of_model = [workload for workload in workloads if workload.model == model]
+            chosen = [workload for workload in of_model if workload.name.endswith(INVARIANT) == is_invariant]
             if not chosen:
                 continue
             start = time.perf_counter()
-            llm = engine(model, Path(folder), rehearse=options.rehearse)
+            llm = engine(model, Path(folder), rehearse=options.rehearse, batch_invariant=is_invariant)
             print(f"{model}: ready in {time.perf_counter() - start:.1f} s", file=sys.stderr)
             for workload in chosen:
                 results[workload.name] = measure(llm, workload, options.repeats)

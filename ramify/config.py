@@ -55,6 +55,9 @@ class ModelConfig:
         False,
         "on a CPU: hold all weights as float32, whatever the checkpoint's format; load_weights may then replace any",
     )
+    batch_invariant: bool = setting(
+        False, "a request's tokens and logprobs are the same to the bit whatever else runs; slower"
+    )
     generation_config: GenerationConfig = setting(
         "auto", "auto: sample as the checkpoint recommends, unless told otherwise; none: as it is"
     )
@@ -77,6 +80,7 @@ class ModelConfig:
         check.choice("warmup", self.warmup, get_args(Warmup))
         check.boolean("enforce_eager", self.enforce_eager)
         check.boolean("dequantize", self.dequantize)
+        check.boolean("batch_invariant", self.batch_invariant)
         check.choice("generation_config", self.generation_config, get_args(GenerationConfig))
         check.integer("tensor_parallel_size", self.tensor_parallel_size, 1, MOST_RANKS)
         check.integer("seed", self.seed, SEED_LOW, SEED_HIGH)
@@ -250,6 +254,7 @@ class EngineOptions(TypedDict, total=False):
     warmup: Warmup
     enforce_eager: bool
     dequantize: bool
+    batch_invariant: bool
     generation_config: GenerationConfig
     tensor_parallel_size: int
     seed: int

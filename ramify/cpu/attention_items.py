@@ -5,6 +5,10 @@
 
 An item is some queries of some rows, one or all KV heads, and the positions that they see; its blocks follow one
 another in `tables`. See attention.cpp.
+
+A row by itself is read in another way than many, and what is shared is summed before what is not, so how a row is
+summed depends on what is computed with it. `alike`, for batch invariance: every row is read as many are, from its
+position 0 on; queries beside it, and keys that only they see, leave its sums as they are.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from ramify.device.reads import Int64s, Reads, SharingRule
 
 # Fewer positions are read from the processor's cache faster than a separate pass over them would take.
 SHARING = SharingRule(fewest_positions=4_096)
+NO_SHARING = SharingRule(fewest_positions=2**62)
 MOST_PANELS = 6  # of queries in an item: so many stay in the second cache together
 ITEMS_PER_THREAD = 4  # at least, before items grow: so threads end at about the same time
 SCORES_PER_THREAD = 8_192  # with fewer, one thread is done before a second has woken up
@@ -52,8 +57,11 @@ class AttentionItems:
     threads: int  # as many as are worth waking
 
     @classmethod
-    def of(cls, reads: Reads, *, kv_heads: int, queries_per_head: int, panel: int, threads: int) -> AttentionItems:
+    def of(
+        cls, reads: Reads, *, kv_heads: int, queries_per_head: int, panel: int, threads: int, alike: bool = False
+    ) -> AttentionItems:
         """queries_per_head: query heads per KV head; panel: queries multiplied at once."""
+        assert not (alike and reads.shared), "what is shared is summed apart"
         order: list[int] = []
         tables: list[int] = []
         own: list[Item] = []
@@ -76,6 +84,8 @@ class AttentionItems:
             own.append(Item(first, 0, queries, 0, kv_heads, begin, end, 1, len(tables), int(begin > 0)))
             tables += table[begin // reads.block_size :]
         parts = [_in_pieces(part, queries_per_head, panel, ITEMS_PER_THREAD * threads) for part in (shared, own)]
+        if alike:
+            parts[1] = [_not_single(item, queries_per_head) for item in parts[1]]
         items = np.concatenate([_longest_first(part, queries_per_head) for part in parts])
         num_scores = int(_num_scores(items, queries_per_head).sum())
         return cls(
@@ -108,6 +118,12 @@ def _in_pieces(items: list[Item], queries_per_head: int, panel: int, wanted: int
     ]
 
 
+def _not_single(item: Item, queries_per_head: int) -> Item:
+    """The kernel takes one whole row whose end may grow for a decode. The first row of an item sees up to `end`."""
+    is_one_row = item.query == 0 and item.queries == queries_per_head
+    return item._replace(growth=0) if is_one_row else item
+
+
 def _num_scores(items: Int64s, queries_per_head: int) -> Int64s:
     _, query, queries, _, heads, begin, end, growth, _, _ = items.T
     scores: Int64s = queries * heads * (end - begin + growth * (query + queries // 2) // queries_per_head)
@@ -122,8 +138,9 @@ def _longest_first(items: list[Item], queries_per_head: int) -> Int64s:
 class CpuAttention:
     """One model's attention: keys and values are in its pool before `attend` is called."""
 
-    def __init__(self, library: Library, pool: KVPool, num_heads: int) -> None:
+    def __init__(self, library: Library, pool: KVPool, num_heads: int, *, alike: bool = False) -> None:
         self._library = library
+        self._alike = alike
         self._pool = pool
         self._heads = num_heads
         self._kv_heads, self._head_dim = pool.kv.shape[-2:]
@@ -140,6 +157,7 @@ class CpuAttention:
             queries_per_head=self._queries_per_head,
             panel=self._library.tile_columns,
             threads=self._library.threads,
+            alike=self._alike,
         )
 
     def attend(self, work: AttentionItems, layer: int, queries: Tensor, out: Tensor) -> None:

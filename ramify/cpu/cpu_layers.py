@@ -7,6 +7,8 @@ Of a model that ranks share, output and down give each a part of the sum; adding
 
 Once the last layer's keys and values are written, only rows whose hidden states are asked for go on: of a prompt, its
 last.
+
+All but attention does the same for a row whatever rows there are beside it; with `batch_invariant` attention does too.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ramify.cpu.attention_items import SHARING, CpuAttention
+from ramify.cpu.attention_items import NO_SHARING, SHARING, CpuAttention
 from ramify.cpu.library import Library
 from ramify.cpu.panels import Ending, PanelPacking, Panels, Product
 from ramify.device.layers import Batch, Layers, TorchLayers
@@ -37,15 +39,23 @@ class _Products:
 class CpuLayers:
     """float32 on a CPU, for a decoder whose weights are in panels."""
 
-    def __init__(self, library: Library, decoder: Decoder, pool: KVPool, sharing: SharingRule = SHARING) -> None:
+    def __init__(
+        self,
+        library: Library,
+        decoder: Decoder,
+        pool: KVPool,
+        sharing: SharingRule = SHARING,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
         assert isinstance(decoder.packing, PanelPacking), "the decoder's weights must be in panels"
         self.decoder = decoder
         self.pool = pool
         self.device = decoder.device
         self.vocab_size = decoder.arch.vocab_size
-        self.sharing = sharing
+        self.sharing = NO_SHARING if batch_invariant else sharing
         self._library = library
-        self._attention = CpuAttention(library, pool, decoder.arch.num_heads)
+        self._attention = CpuAttention(library, pool, decoder.arch.num_heads, alike=batch_invariant)
         self._layers = [_Products(library, layer) for layer in decoder.layers]
         self._head = Product(library, decoder.head)
         self._buffers: dict[str, Tensor] = {}
@@ -145,8 +155,8 @@ class CpuLayers:
         return buffer[:rows]
 
 
-def cpu_layers(decoder: Decoder, pool: KVPool) -> Layers:
+def cpu_layers(decoder: Decoder, pool: KVPool, *, batch_invariant: bool = False) -> Layers:
     """On these kernels where the decoder's weights are in panels, else on torch's operators."""
     if isinstance(decoder.packing, PanelPacking):
-        return CpuLayers(decoder.packing.library, decoder, pool)
+        return CpuLayers(decoder.packing.library, decoder, pool, batch_invariant=batch_invariant)
     return TorchLayers(decoder, pool)

@@ -27,14 +27,24 @@ class CpuStep(DeviceStep):
         max_num_seqs: int,
         logprobs_mode: LogprobsMode = "raw",
         mixer: Mixer | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         """The library of the layers' kernels; None: they run on torch's operators."""
-        super().__init__(layers, max_num_seqs=max_num_seqs, logprobs_mode=logprobs_mode, mixer=mixer)
+        super().__init__(
+            layers,
+            max_num_seqs=max_num_seqs,
+            logprobs_mode=logprobs_mode,
+            mixer=mixer,
+            batch_invariant=batch_invariant,
+        )
         self._library = library
+        self._batch_invariant = batch_invariant
 
     def launch(self, plan: Plan) -> Ticket:
         num_draws = len(plan.draws) + (0 if plan.onward is None else len(plan.onward.members))
-        if self._library is None or num_draws >= MANY_DRAWS or plan.prompt_reports:
+        # A sum of torch's takes its order from the number of threads: invariant, that is always one.
+        pays = not self._batch_invariant and (num_draws >= MANY_DRAWS or bool(plan.prompt_reports))
+        if self._library is None or pays:
             return super().launch(plan)
         with self._library.torch_on_one_thread():
             result = super().launch(plan)()

@@ -9,7 +9,7 @@ A chunk is one row (a decode) or several (a piece of a prompt, whose rows see ea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,16 +27,21 @@ class SharingRule:
 
     fewest_positions: int  # that are not read again thanks to it
     prompts: bool = True  # whether pieces of prompts may share too, or single rows only
+    # The most leading blocks, up to so many of this size, that may be a part of their own; None: any number.
+    most_blocks: Callable[[int, int], int] | None = None
 
     def worthwhile(self, shared: Sequence[SharedPrefix], num_rows: Int64s, block_size: int) -> list[SharedPrefix]:
         chosen = []
         leaves_some = not self.prompts and bool((num_rows > 1).any())
         for prefix in shared:
-            sharers = prefix.sharers
+            sharers, num_blocks = prefix.sharers, prefix.num_blocks
             if leaves_some:
                 sharers = tuple(sharer for sharer in sharers if num_rows[sharer] == 1)
-            if len(sharers) > 1 and (len(sharers) - 1) * prefix.num_blocks * block_size >= self.fewest_positions:
-                chosen.append(prefix if sharers is prefix.sharers else SharedPrefix(prefix.num_blocks, sharers))
+            if self.most_blocks is not None:
+                num_blocks = self.most_blocks(num_blocks, block_size)
+            if len(sharers) > 1 and (len(sharers) - 1) * num_blocks * block_size >= self.fewest_positions:
+                is_whole = sharers is prefix.sharers and num_blocks == prefix.num_blocks
+                chosen.append(prefix if is_whole else SharedPrefix(num_blocks, sharers))
         return chosen
 
 

@@ -34,7 +34,7 @@ from ramify.engine.plan import PENDING, Asking, Draw, Member, Onward, Plan, Row,
 from ramify.sampling import columns as column
 from ramify.sampling.columns import Columns, SamplerChoice
 from ramify.sampling.mixing import Mixer
-from ramify.sampling.pipeline import Sampler, Source
+from ramify.sampling.pipeline import ROWS_AT_ONCE, Sampler, Source
 from ramify.sampling.token_reports import report
 
 NO_ROW = -1
@@ -132,10 +132,13 @@ class DeviceStep:
         kernels: SamplerKernels | None = None,
         use_graphs: bool = True,
         runs_ahead: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         self.device = layers[0].device
         self.runs_ahead = runs_ahead
-        self.sampler = Sampler(logprobs_mode, mixer)
+        # torch's operators sum in an order that follows from the number of rows: invariant, each row comes alone.
+        self.sampler = Sampler(logprobs_mode, mixer, rows_at_once=1 if batch_invariant else ROWS_AT_ONCE)
+        self._prompt_rows_at_once = 1 if batch_invariant else PROMPT_ROWS_AT_ONCE
         self.graphs = Graphs(self.device, use_graphs=use_graphs)
         num_tracks = 1 if mixer is None else 2
         max_rows = most_rows(max_num_seqs, num_tracks, len(layers))
@@ -227,8 +230,10 @@ class DeviceStep:
             for start in range(0, len(rows), PROMPT_ROWS_AT_ONCE):
                 some = slice(start, start + PROMPT_ROWS_AT_ONCE)
                 targets = torch.tensor(asked.targets[some], device=self.device)[:, None]
-                told = report(lane.logits(rows[some]), targets, asked.demands.params.prompt_logprobs or 0)
-                own += [row[0] for row in told]
+                logits, count = lane.logits(rows[some]), asked.demands.params.prompt_logprobs or 0
+                for row in range(0, len(targets), self._prompt_rows_at_once):
+                    few = slice(row, row + self._prompt_rows_at_once)
+                    own += [told[0] for told in report(logits[few].clone(), targets[few], count)]
         return reports
 
     # -- draws -----------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from ramify.drive.prepare import PreparedModel, PreparedPair
 from ramify.engine.blocks import BlockManager
 from ramify.engine.core import EngineCore
 from ramify.engine.scheduler import Scheduler
+from ramify.errors import UnsupportedError
 from ramify.models.decoder import Decoder
 from ramify.models.loader import ModelLoader, resolve_device
 from ramify.parallel.leading import LeadingLayers
@@ -218,36 +219,52 @@ def _device_step(
 ) -> DeviceStep:
     """What runs plans where the models are: kernels on a GPU, kernels of our own or torch's operators on a CPU."""
     _log.info("preparing the %s's kernels", "CPU" if decoders[0].device.type == "cpu" else "GPU")
-    mode, max_num_seqs = config.model_config.logprobs_mode, config.scheduler_config.max_num_seqs
+    options, max_num_seqs = config.model_config, config.scheduler_config.max_num_seqs
     if decoders[0].device.type == "cpu":
-        layers = [cpu_layers(*pair) for pair in zip(decoders, pools, strict=True)]
+        pairs = zip(decoders, pools, strict=True)
+        layers = [cpu_layers(*pair, batch_invariant=options.batch_invariant) for pair in pairs]
         if team is not None:
             layers = _led(layers, pools, team)
         packing = decoders[0].packing
-        library = packing.library if isinstance(packing, PanelPacking) else None
-        return CpuStep(layers, library, max_num_seqs=max_num_seqs, logprobs_mode=mode, mixer=mixer)
+        return CpuStep(
+            layers,
+            packing.library if isinstance(packing, PanelPacking) else None,
+            max_num_seqs=max_num_seqs,
+            logprobs_mode=options.logprobs_mode,
+            mixer=mixer,
+            batch_invariant=options.batch_invariant,
+        )
     from ramify.gpu.gpu_step import gpu_step  # needs Triton, which only a GPU needs
 
     return gpu_step(
         list(zip(decoders, pools, strict=True)),
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
-        logprobs_mode=mode,
+        logprobs_mode=options.logprobs_mode,
         mixer=mixer,
-        use_graphs=not config.model_config.enforce_eager,
+        use_graphs=not options.enforce_eager,
+        batch_invariant=options.batch_invariant,
     )
 
 
 def _cpu_packing(config: EngineConfig, say: Callable[[str], None]) -> PanelPacking | None:
     """Who packs weights for the CPU's kernels; None where torch's operators compute."""
     model = config.model_config
-    if model.enforce_eager or resolve_device(model.device).type != "cpu" or model.dtype not in KERNEL_DTYPES:
+    if resolve_device(model.device).type != "cpu":
         return None
     try:
-        return PanelPacking(load(say), dequantize=model.dequantize)
+        if not model.enforce_eager and model.dtype in KERNEL_DTYPES:
+            return PanelPacking(load(say), dequantize=model.dequantize)
+        why = "enforce_eager does without them" if model.enforce_eager else f"dtype is {model.dtype}"
     except NoCompilerError as error:
+        why = str(error)
         say(f"Without the CPU's kernels, on torch's operators: {error}")
-        return None
+    if model.batch_invariant:
+        raise UnsupportedError(
+            "batch_invariant needs Ramify's own kernels on a CPU, since torch's operators sum in an order that "
+            f"follows from the number of rows; here {why}"
+        )
+    return None
 
 
 def _led(layers: Sequence[Layers], pools: Sequence[KVPool], team: Team) -> list[Layers]:

@@ -9,11 +9,16 @@ one row, three kernels fewer (products.py):
 
 Single rows (decodes) attend over a work list whose length the device knows, so that a graph of `forward` stays valid;
 pieces of prompts, in steps without a graph, by torch's flash kernel.
+
+With `batch_invariant` a row's hidden states have the same bits in any company: products by one family of kernels for
+any number of rows (invariant_products.py), decodes, shared prefixes and pieces of prompts in the same parts with the
+same bits (kernels/walk.py, kernels/stretches.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -23,29 +28,33 @@ from ramify.device.layers import Batch
 from ramify.device.pool import KVPool
 from ramify.device.reads import Reads, SharingRule
 from ramify.device.rows import upload
+from ramify.errors import UnsupportedError
+from ramify.gpu.exact_prompts import ExactPrompts
+from ramify.gpu.invariant_products import InvariantWeight
 from ramify.gpu.kernels.overlap import can_overlap
 from ramify.gpu.kernels.parts import Parts
 from ramify.gpu.kernels.rope_write import rope_and_write
 from ramify.gpu.kernels.row_product import Norm
-from ramify.gpu.kernels.work_list import most_parts
+from ramify.gpu.kernels.stretches import EvenCuts, PositionCuts
+from ramify.gpu.kernels.walk import EXACT_BLOCK_M
 from ramify.gpu.paged import PagedDecode
 from ramify.gpu.products import DenseWeight, Stream, Weight
 from ramify.gpu.prompts import PromptAttention
 from ramify.gpu.tables import DeviceTables
 from ramify.models.decoder import Decoder, Layer
+from ramify.models.families import Architecture
+from ramify.models.linear import Linear
 
 # Fewer positions are read again sooner than a second kernel starts.
 SHARING = SharingRule(fewest_positions=512, prompts=False)
 
 
 class _Layer:
-    def __init__(self, layer: Layer, eps: float) -> None:
+    def __init__(self, layer: Layer, eps: float, weight: Callable[[Linear], Weight]) -> None:
         self.input_norm, self.post_norm = Norm(layer.input_norm, eps), Norm(layer.post_norm, eps)
         self.query_norm, self.key_norm = layer.query_norm, layer.key_norm
-        self.qkv: Weight = DenseWeight(layer.qkv)
-        self.output: Weight = DenseWeight(layer.output)
-        self.gate_up: Weight = DenseWeight(layer.gate_up)
-        self.down: Weight = DenseWeight(layer.down)
+        self.qkv, self.output = weight(layer.qkv), weight(layer.output)
+        self.gate_up, self.down = weight(layer.gate_up), weight(layer.down)
 
 
 class GpuLayers:
@@ -57,19 +66,26 @@ class GpuLayers:
         max_rows: int,
         max_model_len: int,
         sharing: SharingRule = SHARING,
+        batch_invariant: bool = False,
     ) -> None:
         arch = decoder.arch
+        if batch_invariant:
+            _check_invariant(arch, decoder.dtype)
+        weight: Callable[[Linear], Weight] = InvariantWeight if batch_invariant else DenseWeight
+        self._cuts = PositionCuts(max_model_len) if batch_invariant else None
         self.decoder = decoder
         self.pool = pool
         self.device = decoder.device
         self.vocab_size = arch.vocab_size
         self.sharing = sharing
-        self._layers = [_Layer(layer, arch.rms_norm_eps) for layer in decoder.layers]
+        if self._cuts is not None:
+            self.sharing = replace(sharing, most_blocks=self._cuts.largest_prefix)
+        self._layers = [_Layer(layer, arch.rms_norm_eps, weight) for layer in decoder.layers]
         self._final_norm = Norm(decoder.final_norm, arch.rms_norm_eps)
-        self._head: Weight = DenseWeight(decoder.head)
+        self._head = weight(decoder.head)
         self._decodes = PagedDecode(
             max_rows=max_rows,
-            max_parts=max_rows * most_parts(max_model_len),
+            max_parts=max_rows * (EvenCuts.most_parts(max_model_len) if self._cuts is None else self._cuts.most_parts),
             max_blocks=-(-max_model_len // pool.block_size),
             heads=arch.num_heads,
             kv_heads=arch.num_kv_heads,
@@ -77,15 +93,19 @@ class GpuLayers:
             block_size=pool.block_size,
             dtype=decoder.dtype,
             device=decoder.device,
+            cuts=self._cuts,
+            exact=batch_invariant,
         )
         self._tables = DeviceTables(self._decodes.tables)
-        self._prompts: PromptAttention | None = None
+        self._prompts: PromptAttention | ExactPrompts | None = None
         self._num_decodes, self._has_shared = 0, False
 
     def prepare(self, reads: Reads) -> None:
         self._tables.follow(reads)
         self._num_decodes, self._has_shared = reads.num_singles, bool(reads.shared)
-        self._prompts = PromptAttention(reads, self.pool) if reads.num_singles < reads.size else None
+        self._prompts = None
+        if reads.num_singles < reads.size:
+            self._prompts = PromptAttention(reads, self.pool) if self._cuts is None else ExactPrompts(reads, self._cuts)
         if reads.num_singles:
             self._decodes.write_list(self._decodes.work_list(reads))
 
@@ -139,3 +159,17 @@ class GpuLayers:
         if self._prompts is not None:
             out[count:] = self._prompts.attend(queries[count:], kv)
         return out
+
+
+def _check_invariant(arch: Architecture, dtype: torch.dtype) -> None:
+    """Refuses what would not have the same bits in every batch, or what the exact kernels have no tiles for."""
+    queries_per_row, most = arch.num_heads // arch.num_kv_heads, EXACT_BLOCK_M[dtype.itemsize]
+    if queries_per_row > most:
+        raise UnsupportedError(
+            f"batch_invariant on a GPU takes up to {most} query heads for each key-value head in "
+            f"{str(dtype).removeprefix('torch.')}; this model has {queries_per_row}"
+        )
+    if arch.hidden_size % 16:  # the compiler knows of multiples, and rows times hidden would be one or not
+        raise UnsupportedError(
+            f"batch_invariant on a GPU needs a hidden size that is a multiple of 16; this model's is {arch.hidden_size}"
+        )

@@ -24,11 +24,17 @@ def gpu_step(
     mixer: Mixer | None = None,
     use_graphs: bool = True,
     runs_ahead: bool = True,
+    batch_invariant: bool = False,
 ) -> DeviceStep:
     max_rows = most_rows(max_num_seqs, 1 if mixer is None else 2, len(models))
-    layers = [GpuLayers(*model, max_rows=max_rows, max_model_len=max_model_len) for model in models]
+    layers = [
+        GpuLayers(*model, max_rows=max_rows, max_model_len=max_model_len, batch_invariant=batch_invariant)
+        for model in models
+    ]
     vocab_size = min(decoder.arch.vocab_size for decoder, _ in models)
-    kernels = KernelSampler(padded(max_num_seqs), vocab_size, layers[0].device, logprobs_mode, mixer)
+    kernels = KernelSampler(
+        padded(max_num_seqs), vocab_size, layers[0].device, logprobs_mode, mixer, batch_invariant=batch_invariant
+    )
     return DeviceStep(
         layers,
         max_num_seqs=max_num_seqs,
@@ -37,4 +43,5 @@ def gpu_step(
         kernels=kernels,
         use_graphs=use_graphs,
         runs_ahead=runs_ahead,
+        batch_invariant=batch_invariant,
     )

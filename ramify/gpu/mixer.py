@@ -12,10 +12,13 @@
 
 A row is split over several programs; each leaves sums relative to its own largest exponent, and whoever needs the whole
 merges them, always in the same order: a row's bits do not depend on its neighbours. The number of launches is fixed and
-no number is read back, so all of it stands in a CUDA graph.
+no number is read back, so all of it stands in a CUDA graph. What torch's operators do before (the teacher's support,
+the entropies) they do for all rows at once, or for each alone where no sum's order may depend on the others.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Collection
 
 import torch
 import triton
@@ -36,19 +39,43 @@ SPLIT = 8192  # ids a program reads: 19 programs for a row of 151,936
 ANSWERS = ("clamped", "disjoint", "sound")  # numbers that are 0 or 1
 
 
-def mix(teacher: Tensor, theta: Tensor, config: MixtureConfig, *, first: Tensor, special_token_ids: Tensor) -> Mixed:
+def row_by_row(compute: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+    """Of rows (R, ...) each: what is computed for each alone, at an aligned address."""
+    count = rows[0].shape[0]
+    return torch.cat([compute(*(each[row : row + 1].clone() for each in rows)) for row in range(count)])
+
+
+def mix(
+    teacher: Tensor,
+    theta: Tensor,
+    config: MixtureConfig,
+    *,
+    first: Tensor,
+    special_token_ids: Tensor,
+    each_alone: bool = False,
+) -> Mixed:
     """As `sampling.mixture.mix` of logits teacher, theta (R, V) float32 that have their temperature already."""
     forced = forced_rows(teacher, config, first, special_token_ids)
-    teacher, theta = on_support(teacher, theta, config)
+    if not each_alone:
+        teacher, theta = on_support(teacher, theta, config)
+    elif config.teacher_top_k > 0 or config.teacher_top_p < 1:
+        both = row_by_row(lambda t, s: torch.stack(on_support(t, s, config), 1), teacher, theta)
+        teacher, theta = both[:, 0].contiguous(), both[:, 1].contiguous()
+
+    def each(method: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """(R,) by a method of torch's operators."""
+        return row_by_row(method, theta, teacher) if each_alone else method(theta, teacher)
+
     given = None
     if config.alpha_method == "fixed":
         assert config.alpha is not None, "checked by the configuration"
         given = torch.full((theta.shape[0],), config.alpha, dtype=torch.float64, device=theta.device)
     elif config.alpha_method == "entropy":
-        given = methods.entropy(theta, teacher)
+        given = each(methods.entropy)
     elif config.alpha_method == "kl_budget":
         assert config.kl_budget is not None, "checked by the configuration"
-        given = methods.kl_budget(Pair.of(theta, teacher), config.kl_budget)
+        budget = config.kl_budget
+        given = each(lambda own, teachers: methods.kl_budget(Pair.of(own, teachers), budget))
     is_balance = config.alpha_method == "ess_balance"
     search = _Search(teacher, theta, given, is_balance=is_balance)
     if given is None:
@@ -60,13 +87,19 @@ def mix(teacher: Tensor, theta: Tensor, config: MixtureConfig, *, first: Tensor,
 class KernelMixer(Mixer):
     """A mixer that works with these kernels."""
 
+    def __init__(
+        self, config: MixtureConfig, special_token_ids: Collection[int] = (), *, each_alone: bool = False
+    ) -> None:
+        super().__init__(config, special_token_ids)
+        self._each_alone = each_alone
+
     @classmethod
-    def of(cls, mixer: Mixer) -> KernelMixer:
-        return cls(mixer.config, mixer.special_ids)
+    def of(cls, mixer: Mixer, *, each_alone: bool = False) -> KernelMixer:
+        return cls(mixer.config, mixer.special_ids, each_alone=each_alone)
 
     def combine(self, teacher: Tensor, theta: Tensor, is_first: Tensor) -> Mixed:
         special = self.special_token_ids(theta.device)
-        return mix(teacher, theta, self.config, first=is_first, special_token_ids=special)
+        return mix(teacher, theta, self.config, first=is_first, special_token_ids=special, each_alone=self._each_alone)
 
 
 class _Search:

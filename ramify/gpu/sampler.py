@@ -34,7 +34,7 @@ from ramify.gpu.kernels.race import (
     score_blocks,
 )
 from ramify.gpu.kernels.top_logprobs import Processing, Reports, report
-from ramify.gpu.mixer import KernelMixer
+from ramify.gpu.mixer import KernelMixer, row_by_row
 from ramify.gpu.results import NOTHING_IN_COMMON_CODE, Drawn, Results
 from ramify.sampling import columns as column
 from ramify.sampling.columns import SamplerChoice
@@ -82,10 +82,13 @@ class KernelSampler:
         device: torch.device,
         logprobs_mode: LogprobsMode,
         mixer: Mixer | None = None,
+        *,
+        batch_invariant: bool = False,
     ) -> None:
         self._vocab_size = vocab_size
         self._logprobs_mode = logprobs_mode
-        self._mixer = None if mixer is None else KernelMixer.of(mixer)
+        self._batch_invariant = batch_invariant
+        self._mixer = None if mixer is None else KernelMixer.of(mixer, each_alone=batch_invariant)
         self._scores = BlockScores.empty(max_rows, vocab_size, device)
         self._raw_scores = BlockScores.empty(max_rows, vocab_size, device)
         num_tracks = 1 if mixer is None else 2
@@ -250,5 +253,9 @@ class KernelSampler:
         candidates, size = drawn.candidates, left.logits.shape[0]
         into = Reports(self._unused.logprobs[:size], self._unused.ranks[:size], *candidates[:2])
         report(left.logits, left.scores, drawn.token_ids, into, processing)
-        normaliser = (raw.scores.largest + raw.scores.raw_sums.log()).logsumexp(-1, keepdim=True)
+        masses = raw.scores.largest + raw.scores.raw_sums.log()
+        if self._batch_invariant:
+            normaliser = row_by_row(lambda row: row.logsumexp(-1, keepdim=True), masses)
+        else:
+            normaliser = masses.logsumexp(-1, keepdim=True)
         candidates.logprobs.copy_(raw.logits.gather(1, candidates.token_ids) - normaliser)

@@ -28,6 +28,11 @@ def start_team(loaders: Sequence[ModelLoader], config: EngineConfig, *, uses_pan
         raise UnsupportedError(
             f"tensor_parallel_size must be 1 on a GPU, got {size}: ranks share a model on CPUs only, with device='cpu'"
         )
+    if config.model_config.batch_invariant:
+        raise UnsupportedError(
+            f"tensor_parallel_size must be 1 with batch_invariant, got {size}: ranks add up their parts in an order "
+            "that is not promised"
+        )
     if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
         raise UnsupportedError(f"tensor_parallel_size {size} needs a torch with gloo, and this one was built without")
     for loader in loaders:

@@ -61,9 +61,12 @@ class Asked(NamedTuple):
 class Sampler:
     """Keeps the settings of rows as tensors, for as long as the rows stay the same, and what their draws remember."""
 
-    def __init__(self, logprobs_mode: LogprobsMode = "raw", mixer: Mixer | None = None) -> None:
+    def __init__(
+        self, logprobs_mode: LogprobsMode = "raw", mixer: Mixer | None = None, *, rows_at_once: int = ROWS_AT_ONCE
+    ) -> None:
         self.logprobs_mode = logprobs_mode
         self._mixer = mixer
+        self._rows_at_once = rows_at_once
         self._known = KnownSettings()
         self._codes: Memory[Code] = Memory()
         self._limits: Memory[float] = Memory()  # of surprise, in bits
@@ -102,11 +105,13 @@ class Sampler:
             keys = NoiseKeys(*words[:, :, None])
             noise = block_noise(keys, vocab_size)
         pieces = []
-        for start in range(0, len(asked), ROWS_AT_ONCE):
-            some = slice(start, start + ROWS_AT_ONCE)
+        for start in range(0, len(asked), self._rows_at_once):
+            some = slice(start, start + self._rows_at_once)
             own = Columns(columns.integers[:, some], columns.floats[:, some])
             settings = self._known.of(indices[start], draws[some], own, vocab_size, device)
             raw = [source.take(indices[some]) for source in sources]
+            if self._rows_at_once == 1:  # where a row lies must not matter either: sums begin at aligned addresses
+                raw = [row.clone() for row in raw]
             pieces.append(
                 self._process(raw, self._rows(settings, draws[some], taken), None if noise is None else noise[some])
             )
@@ -117,8 +122,8 @@ class Sampler:
             token_ids = torch.where(torch.cat([piece.rows.settings.is_raced for piece in pieces]), drawn, token_ids)
         for index, token_id in zip(indices, token_ids.tolist(), strict=True):
             result.token_ids[index] = token_id
-        for piece, start in zip(pieces, range(0, len(asked), ROWS_AT_ONCE), strict=True):
-            some = slice(start, start + ROWS_AT_ONCE)
+        for piece, start in zip(pieces, range(0, len(asked), self._rows_at_once), strict=True):
+            some = slice(start, start + self._rows_at_once)
             piece.tell(indices[some], token_ids[some], result)
             if piece.rows.settings.follows_surprise:
                 self._note_surprises(piece, token_ids[some])

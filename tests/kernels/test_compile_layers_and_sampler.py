@@ -51,3 +51,18 @@ def test_kernels_compile_for_hopper() -> None:
     )
     assert run.returncode == 0, run.stderr
     assert set(run.stdout.split()) == KERNELS
+
+
+def test_sums_do_not_depend_on_which_form_of_a_kernel_runs() -> None:
+    """See hopper_orders.py: one way to sum of each kind, and one kind of matrix instruction (3: wgmma)."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.hopper_orders"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == ["norms 1", "heads 1", "blocks 1", "draws 1", "products 1 versionMajor = 3"]
