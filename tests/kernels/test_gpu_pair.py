@@ -37,7 +37,8 @@ def sampler(
 ) -> OptimalSampling:
     """An engine whose device step has the GPU's layers and sampler wherever it runs."""
     teacher, theta = map(str, folders)
-    made = OptimalSampling(teacher, theta, device=device.type, **OPTIONS, **options)
+    is_eager = device.type == "cpu"  # the CPU's kernels would pack the weights, which the GPU's could not read
+    made = OptimalSampling(teacher, theta, device=device.type, enforce_eager=is_eager, **OPTIONS, **options)
     if device.type == "cpu":
         mixer = Mixer(made.mixture_config)
         made.core.device = gpu_step(models_of(made.core.device), max_num_seqs=12, max_model_len=128, mixer=mixer)
