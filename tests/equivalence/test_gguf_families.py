@@ -28,7 +28,9 @@ LLAMA3 = {
 }
 
 
-def write_gguf(folder: Path, path: Path, config: Any) -> None:
+def write_gguf(
+    folder: Path, path: Path, config: Any, matrices: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32
+) -> None:
     """What a converter does: GGUF's names, Llama's rotary pairs as neighbours, llama3 scaling as divisors."""
     family = config.model_type
     writer = gguf.GGUFWriter(path, family)
@@ -56,7 +58,11 @@ def write_gguf(folder: Path, path: Path, config: Any) -> None:
             weights = neighbours(weights, config.num_attention_heads)
         if family == "llama" and part_is(stem, "k_proj"):
             weights = neighbours(weights, config.num_key_value_heads)
-        writer.add_tensor(f"{stored}.{kind}", np.ascontiguousarray(weights))
+        weights = np.ascontiguousarray(weights)
+        if weights.ndim == 2 and matrices is not gguf.GGMLQuantizationType.F32:
+            writer.add_tensor(f"{stored}.{kind}", gguf.quants.quantize(weights, matrices), raw_dtype=matrices)
+        else:
+            writer.add_tensor(f"{stored}.{kind}", weights)
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, config.head_dim))
     if rope["rope_type"] == "linear":

@@ -12,13 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
+import transformers
 
 from ramify import LLM, OptimalSampling, RequestOutput, SamplingParams
 from ramify.device.step import DeviceStep
 from ramify.errors import EngineLostError, ModelError, UnsupportedError
 from ramify.parallel.leading import LeadingLayers
 from tests.conftest import CheckpointMaker
+from tests.equivalence.test_gguf_families import write_gguf
 from tests.ranks import RankThread, rank_threads  # noqa: F401 - a fixture
 
 PROMPTS = [[(7 * place + 3 * number) % 300 for place in range(5 + 9 * number)] for number in range(4)]
@@ -93,6 +96,27 @@ def test_preempted_and_swapped_blocks_move_on_every_rank(
     check_equal(shared.generate(PROMPTS[:2], params, use_tqdm=False), expected)
     assert shared.stats()["preemptions"] > 0
     assert "Move" in rank_threads[0].orders
+
+
+@pytest.mark.parametrize("inner", [128, 96], ids=["whole blocks", "cut blocks"])
+def test_quantised_weights_are_shared_as_they_are(
+    inner: int,
+    make_checkpoint: CheckpointMaker,
+    tmp_path: Path,
+    rank_threads: list[RankThread],  # noqa: F811
+) -> None:
+    """Rows and columns of blocks, Llama's rotary pairs, a tied head. 48 columns of down cut through blocks of 32."""
+    folder = make_checkpoint("llama", intermediate_size=inner, head_dim=32, tie_word_embeddings=True)
+    path = tmp_path / "model.gguf"
+    config = transformers.AutoConfig.from_pretrained(folder)
+    write_gguf(folder, path, config, gguf.GGMLQuantizationType.Q8_0)
+    params = SamplingParams(n=2, seed=1, max_tokens=6, detokenize=False)
+    alone, shared = (
+        LLM(str(path), tensor_parallel_size=size, **OPTIONS).generate(PROMPTS, params, use_tqdm=False)
+        for size in (1, 2)
+    )
+    check_equal(shared, alone)
+    assert rank_threads
 
 
 def test_two_models_share_their_ranks(
