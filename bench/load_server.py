@@ -12,7 +12,8 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -74,48 +75,94 @@ def served_models(target: Target, url: str, wait: float) -> list[str]:
         return []
 
 
+class ServeProcess:
+    """`ramify serve` as a user starts it, the address that it prints, and the processes that it consists of."""
+
+    def __init__(self, model: str | None, flags: list[str]) -> None:
+        command = [sys.executable, "-c", "from ramify.cli import main; main()", "serve", "--port", "0"]
+        command += ["--generation-config", "none", *([] if model is None else ["--model", model]), *flags]
+        self._process = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "COLUMNS": "200"},
+            start_new_session=True,  # Ctrl-C ends the load first, and then the server
+        )
+        self._lines: deque[str] = deque(maxlen=20)
+        self._served = threading.Event()
+        self.url = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        self._served.wait()
+        if not self.url:
+            self.close()
+            raise UnmeasurableError("ramify serve did not start:\n" + "\n".join(self._lines))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+
+    def wait(self, seconds: float) -> int:
+        """Its exit status."""
+        return self._process.wait(seconds)
+
+    @property
+    def engine(self) -> int:
+        """The number of the engine's process."""
+        [number] = [pid for pid, (_, command) in self._processes().items() if "child.py" in command]
+        return number
+
+    def memory(self) -> dict[str, float]:
+        """Resident MiB of each of its processes, those that speak HTTP together."""
+        found: dict[str, float] = {}
+        for pid, (kilobytes, command) in self._processes().items():
+            kind = "engine" if "child.py" in command else "workers" if "worker_program.py" in command else "server"
+            found[kind] = round(found.get(kind, 0.0) + kilobytes / 1024, 1) if pid else 0.0
+        return found
+
+    def _processes(self) -> dict[int, tuple[int, str]]:
+        """Kilobytes and command of this process and those that it started."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                if self._process.pid not in (int(folder.name), parent):
+                    continue
+                status = (folder / "status").read_text()
+                [kilobytes] = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")]
+                found[int(folder.name)] = int(kilobytes), (folder / "cmdline").read_text()
+            except (OSError, ValueError):  # it has ended meanwhile
+                continue
+        return found
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:  # until its end: a server whose log nobody reads would stand still
+            self._lines.append(line.rstrip())
+            found = re.search(r"Serving .* at (http://\S+)", line)
+            if found and not self.url:
+                self.url = found[1]
+                self._served.set()
+        self._served.set()
+
+
 @contextmanager
 def ramify_serve(model: str | None, flags: list[str]) -> Iterator[str]:
-    """`ramify serve` as a user starts it, and the address that it prints."""
-    command = [sys.executable, "-c", "from ramify.cli import main; main()", "serve", "--port", "0"]
-    command += ["--generation-config", "none", *([] if model is None else ["--model", model]), *flags]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "COLUMNS": "200"},
-        start_new_session=True,  # Ctrl-C ends the load first, and then the server
-    )
-    lines: deque[str] = deque(maxlen=20)
-    address: list[str] = []
-    told = threading.Event()
-
-    def read() -> None:
-        assert process.stderr is not None
-        for line in process.stderr:  # until its end: a server whose log nobody reads would stand still
-            lines.append(line.rstrip())
-            found = re.search(r"at (http://\S+)", line)
-            if found and not address:
-                address.append(found[1])
-                told.set()
-        told.set()
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    try:
-        told.wait()
-        if not address:
-            raise UnmeasurableError("ramify serve did not start:\n" + "\n".join(lines))
-        yield address[0]
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        reader.join()
+    """The address of a server that runs as long as the block does."""
+    with ServeProcess(model, flags) as server:
+        yield server.url
 
 
 class Python:
