@@ -57,11 +57,21 @@ class ChunkWriter:
         self._frames: dict[tuple[int, int], Frame | None] = {}  # by prompt and sample; None: once it has begun
 
     def events(self, prompt_index: int, output: RequestOutput) -> bytes:
-        return b"".join([self._event(prompt_index, output, sample) for sample in output.outputs])
+        samples = output.outputs
+        if len(samples) == 1:
+            return self._event(prompt_index, output, samples[0])
+        return b"".join([self._event(prompt_index, output, sample) for sample in samples])
 
     def _event(self, prompt_index: int, output: RequestOutput, sample: CompletionOutput) -> bytes:
         which = prompt_index, sample.index
-        if which in self._frames and _differs_by_text(sample):
+        # This is on the way of every token.
+        if (
+            sample.finish_reason is None
+            and sample.logprobs is None
+            and sample.mixture is None
+            and sample.score is None
+            and which in self._frames
+        ):
             if not sample.text and not (self._with_token_ids and sample.token_ids):
                 return b""
             frame = self._frames[which]
@@ -83,7 +93,3 @@ class ChunkWriter:
             return Frame(before, rest, None)
         between, _, after = rest.rpartition(b"%d" % _TOKEN_ID)
         return Frame(before, between, after)
-
-
-def _differs_by_text(sample: CompletionOutput) -> bool:
-    return sample.finish_reason is None and sample.logprobs is None and sample.mixture is None and sample.score is None

@@ -35,6 +35,7 @@ class EventSource:
         last: Callable[[], bytes] = bytes,
     ) -> None:
         self.failure: Exception | None = None
+        self.is_over = False
         self._streams = streams
         self._tell = tell
         self._first = first
@@ -44,13 +45,12 @@ class EventSource:
         self._listener: Callable[[], None] | None = None
         self._is_called = False
 
-    @property
-    def is_over(self) -> bool:
-        return self.failure is not None or not self._num_open
-
     def listen(self, listener: Callable[[], None]) -> None:
         """Calls it in the event loop whenever there may be news."""
         self._listener = listener
+        if len(self._streams) == 1:
+            self._streams[0].listen(listener)
+            return
         for index, stream in enumerate(self._streams):
             stream.listen(partial(self._came, index))
 
@@ -65,7 +65,9 @@ class EventSource:
         if self.is_over:
             return b""
         pieces, self._first = [self._first], b""
-        due, self._due = self._due, {}
+        due = self._due
+        if len(self._streams) > 1:
+            self._due = {}
         try:
             for index in due:
                 stream = self._streams[index]
@@ -75,16 +77,16 @@ class EventSource:
                     pieces.append(self._tell(index, output))
                 self._num_open -= stream.is_over
             if not self._num_open:
+                self.is_over = True
                 pieces.append(self._last())
         except Exception as error:  # told to the client by whoever writes the events
-            self.failure = error
+            self.failure, self.is_over = error, True
         return b"".join(pieces)
 
     def _came(self, index: int) -> None:
+        """Of several streams: the others of this step come in the same turn of the event loop."""
         self._due[index] = None
-        if len(self._streams) == 1:
-            self._call()
-        elif not self._is_called:  # the others of this step come in the same turn of the event loop
+        if not self._is_called:
             self._is_called = True
             asyncio.get_running_loop().call_soon(self._call)
 
