@@ -165,12 +165,12 @@ def measure_ceiling(clients: Clients, processes: int, load: Load, length: int) -
     return {"workload": "ceiling of the client", **{name: point[name] for name in ("concurrency", "tok_s", "req_s")}}
 
 
-def shown(line: dict[str, Any]) -> str:
+def shown(line: dict[str, Any], *, beside_rival: bool) -> str:
     if "seconds" not in line:
         return f"{line['workload']:<32}{line['tok_s'] or 0:>10,.0f} tok/s"
     name = line["workload"].removeprefix("serve ")
     head = f"{line['workload']}, {line['http_workers']} workers, ready after {line['ready_s']} s"
-    rival = f" (vLLM's server {VLLM[name]:,}: {(line['tok_s'] or 0) / VLLM[name]:.2f})" if name in VLLM else ""
+    rival = f" (vLLM's server {VLLM[name]:,}: {(line['tok_s'] or 0) / VLLM[name]:.2f})" if beside_rival else ""
     notes = [*remarks(line), *(f"{kind}: {said}" for kind, said in line["said"].items())]
     return "\n".join([f"{head}{rival}", table_row(line), *(f"  {note}" for note in notes)])
 
@@ -195,7 +195,7 @@ def main() -> int:
     about = {"engine": "ramify", "machine": machine_name(), "commit": commit()}
 
     def tell(line: dict[str, Any]) -> None:
-        print(shown(line), flush=True)
+        print(shown(line, beside_rival=not given.rehearse), flush=True)
         text = json.dumps({**about, **line})
         print(text, flush=True)
         if given.save is not None:
