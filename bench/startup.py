@@ -44,7 +44,7 @@ def timed_tokenizer(metadata):
     return made
 loader.tokenizer_from_gguf = timed_tokenizer
 llm = LLM()
-stamp("dequantise and the rest of loading")
+stamp("pack the weights and the rest of loading")
 llm.generate("Once upon a time", SamplingParams(max_tokens=1, temperature=0), use_tqdm=False)
 stamp("first token")
 import json

@@ -77,8 +77,9 @@ class Decoder:
         self.head = self.table if arch.tie_embeddings else Linear(torch.empty_like(self.table.weight))
         self.frequencies = inverse_frequencies(arch.rope, arch.head_dim).to(device)
         if not packed:
+            num_bytes = self.shard.size * self.num_bytes
             for linear in linears(self):
-                linear.may_pack = may_pack(linear.weight, self.shard.size * self.num_bytes)
+                linear.may_pack = may_pack(linear.weight, num_bytes)
 
     @property
     def embedding(self) -> Tensor:

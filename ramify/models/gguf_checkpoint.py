@@ -7,6 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from ramify.models.families import architecture_from_gguf
 from ramify.models.gguf_file import GGUFFile
 from ramify.models.stored import StoredTensor
@@ -82,6 +85,6 @@ def _split_pairs(tensor: StoredTensor, head_dim: int) -> StoredTensor:
     """GGUF stores Llama's rotary pairs side by side (0 1, 2 3, …); the decoder pairs (i, i + head_dim / 2)."""
     if len(tensor.shape) == 1:  # a bias: a block may hold weights of several pairs
         tensor = tensor.in_float32()
-    rows = tensor.rows()
-    pairs = rows.view(rows.shape[0] // head_dim, head_dim // 2, 2, rows.shape[1])
-    return replace(tensor, data=pairs.transpose(1, 2).flatten())
+    rows = tensor.rows().numpy()  # whose copies stay on one thread: torch's threads would wait for more
+    pairs = rows.reshape(-1, head_dim // 2, 2, rows.shape[1]).swapaxes(1, 2)
+    return replace(tensor, data=torch.from_numpy(np.ascontiguousarray(pairs)).view(-1))
