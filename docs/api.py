@@ -32,6 +32,7 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "GrownToken",
         "Standing",
         "OptimalOutputs",
+        "Inclusion",
         "MixtureReport",
     ),
     "Configuration": ("EngineConfig", "ModelConfig", "CacheConfig", "SchedulerConfig", "MixtureConfig"),

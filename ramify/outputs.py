@@ -32,6 +32,7 @@ class Logprob:
 
 
 LogprobRow = dict[int, Logprob]
+MOST_EXPONENT = 30.0  # exp(-exp(30)) is 0
 
 
 class MixtureReport(NamedTuple):
@@ -51,11 +52,30 @@ class MixtureReport(NamedTuple):
     is_clamped: bool  # alpha is alpha_min or alpha_max because the method wanted to go beyond it
 
 
+class Inclusion(NamedTuple):
+    """How a sequence that was drawn without replacement came to be among the samples."""
+
+    logprob: float  # of the whole sequence, by what it was drawn from
+    threshold: float  # the largest key that is not among the samples; minus infinity: all sequences are
+
+    @property
+    def probability(self) -> float:
+        """That it is among the samples, given the threshold."""
+        lead = self.logprob - self.threshold
+        return 1.0 if lead > MOST_EXPONENT else -math.expm1(-math.exp(lead))
+
+    @property
+    def weight(self) -> float:
+        """Summed over the samples, weight times f(sample) is an unbiased estimate of the expectation of f."""
+        return math.exp(self.logprob) / self.probability if self.probability else math.exp(self.threshold)
+
+
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One continuation. `index` is the child's number or, where outputs were ranked, the rank.
 
-    `mixture` has one entry per token if two models were mixed, else it is None.
+    `mixture` has one entry per token if two models were mixed, else it is None. `inclusion` is of samples that were
+    drawn without replacement.
     """
 
     index: int
@@ -67,6 +87,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     score: float | None = None
     mixture: tuple[MixtureReport, ...] | None = None
+    inclusion: Inclusion | None = None
 
     @property
     def finished(self) -> Truth:

@@ -50,6 +50,7 @@ class SamplingStrategy(StrEnum):
     BEAM_SEARCH = "beam_search"
     DIVERSE = "diverse"
     ARITHMETIC = "arithmetic"
+    WITHOUT_REPLACEMENT = "without_replacement"
 
 
 class OutputKind(StrEnum):
@@ -167,7 +168,8 @@ class SamplingParams:
     skip_special_tokens: bool = _option(True, "leave special tokens out of the text")
     strategy: SamplingStrategy | str | None = _option(
         None,
-        "how the samples of one prompt relate: parallel, best_of_n, beam_search, diverse or arithmetic "
+        "how the samples of one prompt relate: parallel, best_of_n, beam_search, diverse, arithmetic or "
+        "without_replacement "
         "(default: best_of_n if best_of > n, else parallel)",
         choices=tuple(strategy.value for strategy in SamplingStrategy),
     )
@@ -231,7 +233,8 @@ class SamplingParams:
     @property
     def num_together(self) -> int | None:
         """How many sequences must step together, because they look at each other; None where each goes its own way."""
-        looks_at_siblings = self.resolved_strategy in (SamplingStrategy.BEAM_SEARCH, SamplingStrategy.DIVERSE)
+        together = (SamplingStrategy.BEAM_SEARCH, SamplingStrategy.DIVERSE, SamplingStrategy.WITHOUT_REPLACEMENT)
+        looks_at_siblings = self.resolved_strategy in together
         return self.num_children if looks_at_siblings else None
 
     @property
@@ -294,10 +297,12 @@ class SamplingParams:
                 f"{name} must be 1 when temperature is 0: greedy samples of one prompt are all the same "
                 f"(beam search returns several), got {self.num_samples}"
             )
-        if self.resolved_strategy in (SamplingStrategy.DIVERSE, SamplingStrategy.ARITHMETIC):
+        if self.resolved_strategy not in (SamplingStrategy.PARALLEL, SamplingStrategy.BEST_OF_N):
             self._refuse_unused("best_of", "score")
-        if self.resolved_strategy is SamplingStrategy.ARITHMETIC:
+        if self.resolved_strategy in (SamplingStrategy.ARITHMETIC, SamplingStrategy.WITHOUT_REPLACEMENT):
             self._refuse_unused("child")
+        if self.resolved_strategy is SamplingStrategy.WITHOUT_REPLACEMENT:
+            self._check_distinct()
         if self.resolved_strategy is not SamplingStrategy.DIVERSE:
             self._refuse_unused("diversity_penalty")
         if self.resolved_strategy is SamplingStrategy.PARALLEL:
@@ -331,6 +336,14 @@ class SamplingParams:
         if self.stop_strings:
             raise InvalidInputError("stop strings cannot be used in a beam search; use stop_token_ids")
         self._refuse_deltas("beams change until the search has ended")
+
+    def _check_distinct(self) -> None:
+        self._refuse_unused("xtc_probability", "mirostat_tau")
+        if self.temperature == 0:
+            raise InvalidInputError("temperature must be above 0 to draw without replacement")
+        if self.stop_strings:
+            raise InvalidInputError("stop strings cannot be used without replacement; use stop_token_ids")
+        self._refuse_deltas("samples change until the last has ended")
 
     def _refuse_deltas(self, why: str) -> None:
         if self.output_kind is OutputKind.DELTA:

@@ -48,13 +48,25 @@ class Demands:
         return self.strategy is SamplingStrategy.BEAM_SEARCH
 
     @cached_property
+    def is_distinct(self) -> bool:
+        """Whether its samples are drawn without replacement."""
+        return self.strategy is SamplingStrategy.WITHOUT_REPLACEMENT
+
+    @cached_property
+    def is_search(self) -> bool:
+        """Whether candidates are reported, of which the host chooses, and no token is drawn."""
+        return self.is_beam_search or self.is_distinct
+
+    @cached_property
     def num_first_draws(self) -> int:
-        """Children that draw from the prompt's last position; beams grow out of one."""
-        return 1 if self.is_beam_search else self.params.num_samples
+        """Children that draw from the prompt's last position; searches grow out of one."""
+        return 1 if self.is_search else self.params.num_samples
 
     @cached_property
     def num_candidates(self) -> int:
-        """Beams: how many of the likeliest tokens to report instead of drawing one."""
+        """Searches: how many of the best tokens to report instead of drawing one."""
+        if self.is_distinct:
+            return self.params.n + 1  # the best that is not taken is the threshold
         if not self.is_beam_search:
             return 0
         return num_candidates(self.params.resolved_beam_width, len(self.end_token_ids))
@@ -103,7 +115,7 @@ class Demands:
     @cached_property
     def children_go_alone(self) -> bool:
         """Whether children, once they are there, can be recorded one by one: no output is due for several together."""
-        return not self.is_beam_search and (self.params.num_samples == 1 or not self.is_streamed)
+        return not self.is_search and (self.params.num_samples == 1 or not self.is_streamed)
 
     # -- sampling --------------------------------------------------------------------------------------------
 
@@ -119,7 +131,7 @@ class Demands:
 
     @cached_property
     def is_random(self) -> bool:
-        return not self.is_greedy and not self.is_beam_search
+        return not self.is_greedy and not self.is_search
 
     @cached_property
     def narrows(self) -> bool:
@@ -183,7 +195,7 @@ class Demands:
         reports_beams = self.is_beam_search and params.logprobs is not None
         if params.logits_processors or self.diversity_penalty or reports_beams or reported > MOST_REPORTED:
             return "full"
-        if self.is_shaped:
+        if self.is_shaped or self.is_distinct:
             return "full"
         words = self.bad_words
         if len(words) > MOST_BAD_WORDS or any(len(word) > LONGEST_BAD_WORD for word in words):

@@ -209,6 +209,7 @@ class Expansions(NamedTuple):
     weights: Sequence[float]
     reports: Sequence[TokenReport] | None = None
     mixtures: Sequence[MixtureReport] | None = None
+    keys: Sequence[float] | None = None  # without replacement: their logprobs with their noise, largest first
 
 
 @dataclass(frozen=True, slots=True)

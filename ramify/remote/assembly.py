@@ -179,6 +179,7 @@ class Assembly:
             stop_reason=message.stop_reason,
             score=message.score,
             mixture=None if message.mixture is None else tuple(message.mixture),
+            inclusion=message.inclusion,
         )
 
     def _growth(self, message: Growth) -> GrowthStep:

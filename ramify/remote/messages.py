@@ -20,7 +20,7 @@ import msgspec
 
 from ramify.engine.observations import EngineState
 from ramify.errors import ProtocolError
-from ramify.outputs import FinishReason, MixtureReport, Standing
+from ramify.outputs import FinishReason, Inclusion, MixtureReport, Standing
 
 T = TypeVar("T")
 Reason = FinishReason
@@ -156,6 +156,7 @@ class Sample(Part):
     stop_reason: StopReason
     score: float | None
     mixture: list[MixtureReport] | None
+    inclusion: Inclusion | None
 
 
 class Grown(Part):

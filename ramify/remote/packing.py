@@ -165,6 +165,7 @@ def _sample(sample: CompletionOutput) -> Sample:
         stop_reason=sample.stop_reason,
         score=sample.score,
         mixture=None if sample.mixture is None else list(sample.mixture),
+        inclusion=sample.inclusion,
     )
 
 

@@ -10,6 +10,7 @@ computed, whatever else is in the batch.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -25,6 +26,7 @@ Words = TypeVar("Words", Tensor, NDArray[np.int64])  # 32-bit words, held in int
 BLOCK = 256
 BLOCK_LEVEL, TOKEN_LEVEL = 0, 1
 COIN_LEVEL, CODE_LEVEL = 2, 3  # decisions beside the draw have streams of their own
+PREFIX_LEVEL = 4  # a number for every token after every prefix
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)  # what the two key words grow by from round to round
@@ -73,6 +75,18 @@ def coin(seed: int, child: int, position: int, level: int) -> float:
     words = [np.array([word], np.int64) for word in (0, position_word, child_word, level, *key)]
     first = philox(tuple(words[:4]), (words[4], words[5]))[0]
     return (float(first[0]) + 0.5) * WORD_STEP
+
+
+def prefix_keys(seed: int, prefixes: Sequence[Sequence[int]], device: torch.device) -> NoiseKeys:
+    """What names the noise of all tokens after each of these prefixes: the seed and the prefix, whoever has it."""
+    rows = []
+    for prefix in prefixes:
+        named = np.asarray([seed < 0, *prefix], np.int64).tobytes()
+        digest = hashlib.blake2b(named, digest_size=8).digest()
+        rows.append((int.from_bytes(digest[:4]), int.from_bytes(digest[4:])))
+    words = torch.tensor(rows, dtype=torch.int64, device=device)[:, :, None]
+    same = torch.ones_like(words[:, 0])
+    return NoiseKeys(same * (seed & _MASK), same * ((seed >> 32) & _MASK), words[:, 0], words[:, 1])
 
 
 def gumbel(keys: NoiseKeys, first: Tensor, count: int, level: int) -> Tensor:

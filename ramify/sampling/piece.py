@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from ramify.config import LogprobsMode
 from ramify.engine.plan import NOT_FINITE, Draw, Expansions, StepResult, TokenReport
-from ramify.sampling.draw import block_scores
+from ramify.sampling.draw import PREFIX_LEVEL, block_scores, gumbel, prefix_keys
 from ramify.sampling.mixing import MixedRows
 from ramify.sampling.settings import Settings
 from ramify.sampling.token_reports import report
@@ -67,7 +68,7 @@ class Piece:
         if self.rows.settings.has_reports:
             reports = self._reports(token_ids[:, None])
             for row, draw in enumerate(self.rows.draws):
-                if draw.demands.params.logprobs is not None and not draw.demands.is_beam_search:
+                if draw.demands.params.logprobs is not None and not draw.demands.is_search:
                     result.reports[indices[row]] = reports[row][0].first(draw.demands.params.logprobs)
 
     def surprises(self, token_ids: Tensor) -> list[float]:
@@ -89,15 +90,30 @@ class Piece:
             return report(self.raw, token_ids, count, self.normaliser)
         return report(self.processed, token_ids, count)
 
+    def _with_noise(self, processed: Tensor) -> Tensor:
+        """Processed (R, vocabulary), with a number for every token in rows that are drawn without replacement."""
+        rows = [row for row, draw in enumerate(self.rows.draws) if draw.demands.is_distinct]
+        if not rows:
+            return processed
+        ranked = processed.clone()
+        for row in rows:
+            draw = self.rows.draws[row]
+            keys = prefix_keys(draw.demands.seed, [draw.output], processed.device)
+            noise = gumbel(keys, torch.zeros_like(keys.child), processed.shape[1], PREFIX_LEVEL)
+            ranked[row] += noise[0]
+        return ranked
+
     def _expand(self) -> Iterator[tuple[int, Expansions]]:
         """For each beam, its likeliest tokens by the processed distribution, with both logprobs."""
         assert self.processed is not None, "beams keep what they are chosen from"
-        beams = [row for row, draw in enumerate(self.rows.draws) if draw.demands.is_beam_search]
+        beams = [row for row, draw in enumerate(self.rows.draws) if draw.demands.is_search]
         count = max(self.rows.draws[row].demands.num_candidates for row in beams)
-        top = self.processed.topk(min(count, self.processed.shape[1]), dim=-1)
+        ranked = self._with_noise(self.processed)
+        top = ranked.topk(min(count, ranked.shape[1]), dim=-1)
         # Summed in the same way whatever neighbours ask for: a beam's score has the same bits in every batch.
         whole = self.normaliser if self.processed is self.raw else block_scores(self.processed).logsumexp(-1)
-        weights = (top.values - whole[:, None]).tolist()
+        keys = (top.values - whole[:, None]).tolist()
+        weights = (self.processed.gather(1, top.indices) - whole[:, None]).tolist()
         logprobs = (self.raw.gather(1, top.indices) - self.normaliser[:, None]).tolist()
         token_ids = top.indices.tolist()
         reports = self._reports(top.indices) if self.rows.settings.has_reports else []
@@ -114,5 +130,6 @@ class Piece:
                     weights[row][:own],
                     None if num_reported is None else [told.first(num_reported) for told in reports[row][:own]],
                     None if mixtures is None else mixtures[row][:own],
+                    keys[row][:own] if demands.is_distinct else None,
                 ),
             )

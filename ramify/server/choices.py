@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from ramify.outputs import CompletionOutput, FinishReason, LogprobRow, MixtureReport, RequestOutput
+from ramify.outputs import CompletionOutput, FinishReason, Inclusion, LogprobRow, MixtureReport, RequestOutput
 from ramify.sampling_params import SamplingParams
 from ramify.server.failures import Failure
 from ramify.text.codec import TextCodec
@@ -40,6 +40,7 @@ def common(sample: CompletionOutput, *, with_token_ids: bool) -> dict[str, Any]:
         "finish_reason": sample.finish_reason,
         "stop_reason": sample.stop_reason if sample.finish_reason is not None else None,
         **({} if sample.score is None else {"score": _bounded(sample.score)}),
+        **({} if sample.inclusion is None else {"inclusion": _inclusion(sample.inclusion)}),
         **({"token_ids": list(sample.token_ids)} if with_token_ids else {}),
         **({} if sample.mixture is None else {"mixture": _columns(sample.mixture)}),
     }
@@ -49,6 +50,10 @@ def has_news(sample: CompletionOutput, params: SamplingParams, *, with_token_ids
     """Whether a chunk would say anything: text, an end, or tokens that are reported one by one."""
     tells_tokens = params.logprobs is not None or sample.mixture is not None or bool(with_token_ids)
     return bool(sample.text) or sample.finish_reason is not None or (tells_tokens and bool(sample.token_ids))
+
+
+def _inclusion(of: Inclusion) -> dict[str, float]:
+    return {"logprob": _bounded(of.logprob), "threshold": _bounded(of.threshold), "weight": _bounded(of.weight)}
 
 
 def _columns(reports: Sequence[MixtureReport]) -> dict[str, list[float]]:

@@ -15,7 +15,7 @@ class StartEvent(Reply):
     type: Literal["start"]
     id: str
     model: str
-    strategy: Literal["parallel", "best_of_n", "beam_search", "diverse", "arithmetic"]
+    strategy: Literal["parallel", "best_of_n", "beam_search", "diverse", "arithmetic", "without_replacement"]
     num_children: int = Field(description="Continuations that are drawn, or beams that run.")
     num_prompt_tokens: int
 

@@ -52,11 +52,20 @@ class Mixture(Reply):
     is_clamped: list[bool] = Field(description="Whether alpha_min or alpha_max held the weight.")
 
 
+class Inclusion(Reply):
+    """How a sequence that was drawn without replacement came to be among the samples."""
+
+    logprob: float = Field(description="Of the whole sequence, by what it was drawn from.")
+    threshold: float = Field(description="The largest key that is not among the samples.")
+    weight: float = Field(description="Summed over the samples, weight times f is an unbiased estimate of f's mean.")
+
+
 class Choice(Reply):
     index: int = Field(description="Prompt by prompt: prompt number times n, plus the sample's number or rank.")
     finish_reason: Literal["stop", "length"] | None
     stop_reason: int | str | None = Field(None, description="The stop id or text that ended it; null for EOS.")
-    score: float | None = Field(None, description="What ranked it: best_of and beam search only.")
+    score: float | None = Field(None, description="What ranked it: best_of, beams and without replacement only.")
+    inclusion: Inclusion | None = Field(None, description="With strategy without_replacement only.")
     token_ids: list[int] | None = Field(None, description="With return_token_ids.")
     mixture: Mixture | None = Field(None, description="Of a mixture of two models only: always there.")
 

@@ -52,7 +52,7 @@ def test_every_block_runs(block: str, names: dict[str, Any]) -> None:
 
 
 def test_the_blocks_were_found() -> None:
-    assert len(BLOCKS) == TEXT.count("```") // 2 == 18
+    assert len(BLOCKS) == TEXT.count("```") // 2 == 19
 
 
 def test_every_field_has_a_row_with_its_default() -> None:
@@ -76,7 +76,7 @@ def test_what_readme_and_usage_offer_is_accepted(code: str) -> None:
 
 
 def test_offers_and_refusals_were_found() -> None:
-    assert len(REFUSED) == 28
+    assert len(REFUSED) == 31
     assert len(OFFERED) == 4 + 7
 
 

@@ -157,7 +157,7 @@ def test_an_output_kind_may_be_given_as_member_or_as_its_string(kind: OutputKind
 
 
 def test_the_enumerations_have_the_documented_strings() -> None:
-    strategies = {"parallel", "best_of_n", "beam_search", "diverse", "arithmetic"}
+    strategies = {"parallel", "best_of_n", "beam_search", "diverse", "arithmetic", "without_replacement"}
     assert {strategy.value for strategy in SamplingStrategy} == strategies
     assert {kind.value for kind in OutputKind} == {"final_only", "delta", "cumulative", "growth"}
     assert {kind.name for kind in SamplingType} == {"GREEDY", "RANDOM"}
@@ -705,18 +705,21 @@ def valid_options(draw: st.DrawFn) -> dict[str, Any]:
     else:
         options["seed"] = draw(st.none() | st.integers(-(2**63), 2**64 - 1))
         options["detokenize"] = draw(st.booleans())
-        if options["detokenize"]:
+        if options["detokenize"] and strategy is not SamplingStrategy.WITHOUT_REPLACEMENT:
             options["stop"] = draw(st.none() | stop_texts | st.lists(stop_texts, max_size=5))
+        is_distinct = strategy is SamplingStrategy.WITHOUT_REPLACEMENT
+        if is_distinct:
+            kinds.remove(OutputKind.DELTA)
         if strategy is SamplingStrategy.DIVERSE:
             options["diversity_penalty"] = draw(st.floats(0, allow_infinity=False))
-        elif strategy not in (SamplingStrategy.PARALLEL, SamplingStrategy.ARITHMETIC):
+        elif strategy in (None, SamplingStrategy.BEST_OF_N):
             options["best_of"] = most = draw(st.none() | st.integers(samples, 60))
             if most is not None and most > samples:
                 kinds.remove(OutputKind.DELTA)
                 samples = most
             if samples > options["n"] or strategy is SamplingStrategy.BEST_OF_N:
                 options["score"] = draw(st.sampled_from(["cumulative_logprob", "mean_logprob", shortest]))
-        options["temperature"] = draw(st.floats(0, exclude_min=samples > 1, allow_infinity=False))
+        options["temperature"] = draw(st.floats(0, exclude_min=samples > 1 or is_distinct, allow_infinity=False))
     options["output_kind"] = draw(st.sampled_from(kinds) | st.sampled_from([kind.value for kind in kinds]))
     if options["output_kind"] == OutputKind.FINAL_ONLY:
         options["prompt_logprobs"] = draw(st.none() | st.integers(0, 10**6))

@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 from typing import NamedTuple, Protocol
 
 from ramify.engine.plan import TokenReport, quickly
-from ramify.outputs import MixtureReport, Standing
+from ramify.outputs import Inclusion, MixtureReport, Standing
 
 
 class Continuation(NamedTuple):
@@ -38,6 +38,7 @@ class Candidates(NamedTuple):
     weights: Sequence[float] = ()  # by the distribution after all controls: what beams add up
     reports: Sequence[TokenReport] | None = None
     mixtures: Sequence[MixtureReport] | None = None
+    keys: Sequence[float] | None = None  # without replacement: weights with their noise, largest first
 
     def take(self, index: int, child: int) -> Continuation:
         return quickly(
@@ -72,6 +73,10 @@ class Strategy(Protocol):
         """Children and scores, best first, where the strategy itself decides which outputs count; else None."""
         ...
 
+    def inclusion(self, child: int) -> Inclusion | None:
+        """Of a child that was drawn without replacement."""
+        ...
+
 
 class Independent:
     """Parallel, best-of-n and diverse sampling: every child keeps what was drawn for it.
@@ -86,4 +91,7 @@ class Independent:
         return None
 
     def ranking(self) -> list[Standing] | None:
+        return None
+
+    def inclusion(self, child: int) -> Inclusion | None:  # noqa: ARG002 (there is none)
         return None

@@ -146,6 +146,9 @@ class BeamSearch:
         ]
         return sorted(finished, key=_by_score) + sorted(running, key=_by_score)
 
+    def inclusion(self, child: int) -> None:
+        """Beams are not drawn."""
+
     # -- one beam group --------------------------------------------------------------------------------------
 
     def _extensions(

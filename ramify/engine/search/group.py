@@ -12,6 +12,7 @@ from ramify.engine.request import Request
 from ramify.engine.search.advance import Candidates, Continuation, Independent, Strategy
 from ramify.engine.search.beam import BeamSearch
 from ramify.engine.search.child import Child, Ledger
+from ramify.engine.search.distinct import WithoutReplacement
 from ramify.engine.search.logprob_rows import Decode, logprob_row
 from ramify.engine.search.ranking import best_of
 from ramify.engine.sequence import Sequence, SequenceStatus
@@ -195,7 +196,12 @@ class Group:
         """The outputs that count, and where they are ranked, how all children stand."""
         if ranking is not None:
             return [
-                replace(self._completion(self.children[standing.child]), index=rank, score=standing.score)
+                replace(
+                    self._completion(self.children[standing.child]),
+                    index=rank,
+                    score=standing.score,
+                    inclusion=self.strategy.inclusion(standing.child),
+                )
                 for rank, standing in enumerate(ranking[: self.demands.params.n])
             ], ranking
         if self.demands.strategy is SamplingStrategy.BEST_OF_N:
@@ -231,6 +237,12 @@ class Group:
 
 
 def _strategy(demands: Demands) -> Strategy:
+    if demands.is_distinct:
+        return WithoutReplacement(
+            num_samples=demands.params.n,
+            longest_output=demands.longest_output,
+            end_token_ids=demands.end_token_ids,
+        )
     if not demands.is_beam_search:
         return Independent()
     return BeamSearch(
