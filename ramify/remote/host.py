@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ramify.drive.core_loop import CoreLoop
+from ramify.drive.core_loop import CoreLoop, fault_of
 from ramify.engine.core import EngineCore
 from ramify.engine.observations import EngineState
 from ramify.engine.plan import TokenReport
 from ramify.engine.request import Request
-from ramify.errors import EngineFaultError, ProtocolError, RamifyError
+from ramify.errors import EngineFaultError, RamifyError
 from ramify.outputs import FinishReason, MixtureReport, RequestMetrics, RequestOutput
 from ramify.remote.connection import Connection
 from ramify.remote.messages import Begun, Failed, Output, Soundness, StopReason, Told, floats, integers
@@ -196,12 +196,15 @@ class ModelHost(CoreLoop):
                 messages = page.torn_out(self._model)
                 if messages:
                     connection.send(messages)
-            except ProtocolError as error:  # what cannot be sent ends the requests that it was about
+            except Exception as error:  # what cannot be sent ends the requests that it was about
+                if not isinstance(error, RamifyError):
+                    _log.exception("outputs cannot be sent")
                 mentioned = dict.fromkeys([*numbers, *(output.number for output in outputs)])
                 for number in mentioned:
                     self._engine.abort(name_of(connection, number))
                     self._guests.pop(name_of(connection, number), None)
-                connection.send([self._failure(list(mentioned), error)])
+                told = error if isinstance(error, RamifyError) else fault_of(error)
+                connection.send([self._failure(list(mentioned), told)])
 
     def _page(self, connection: Connection) -> Page:
         return self._pages.setdefault(connection, Page())

@@ -15,12 +15,14 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
-from typing import Any, Protocol
+from typing import Protocol
+
+import msgspec
 
 from ramify.engine.observations import EngineState
-from ramify.errors import EngineLostError, ProtocolError
+from ramify.errors import EngineLostError, InvalidInputError, ProtocolError
 from ramify.remote.engine_process import EngineProcess
-from ramify.remote.frames import FrameReader, frame_of, read_frame
+from ramify.remote.frames import LARGEST, FrameReader, frame_of, read_frame
 from ramify.remote.messages import (
     Answer,
     Ask,
@@ -35,12 +37,14 @@ from ramify.remote.messages import (
     ToFront,
     Told,
     encode,
+    encoded,
     for_front,
 )
 from ramify.remote.packing import error_of
 
 _SECONDS_TO_ANSWER = 60.0  # the engine's process answers in the middle of a step; it may be loading kernels
 _SECONDS_TO_LEAVE = 30.0
+LARGEST_MESSAGE = LARGEST // 3  # so that two, and what surrounds them, fit in a frame
 
 
 class Receiver(Protocol):
@@ -59,7 +63,7 @@ class Link:
         self.process = process
         self.error: EngineLostError | None = None  # set once the engine's process is gone
         self._receivers: list[Receiver] = []
-        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[msgspec.Raw | None] = queue.SimpleQueue()
         self._tickets = count()
         self._answers: dict[int, queue.SimpleQueue[EngineState | None]] = {}
         self._lock = threading.Lock()
@@ -100,8 +104,11 @@ class Link:
         return threading.current_thread() is self._reader
 
     def send(self, message: Message) -> None:
-        """Takes no lock, since Python may call it from a destructor at any moment."""
-        self._outbox.put(message)
+        """Takes no lock, since Python may call it from a destructor at any moment. Refuses what is too large."""
+        content = encoded(message)
+        if len(content) > LARGEST_MESSAGE:
+            raise InvalidInputError(f"prompt is too large to be sent to the engine: {len(content)} bytes")
+        self._outbox.put(content)
 
     def ask(self, model: int) -> EngineState:
         """The engine's state, as it is now. Raises EngineLostError where nobody answers."""
@@ -138,18 +145,21 @@ class Link:
     # -- threads -------------------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
+        """All that waits goes in one frame, unless that is too large."""
         while True:
-            messages: list[Any] = [self._outbox.get()]
+            waiting = [self._outbox.get()]
+            size = len(waiting[0] or b"")
             with suppress(queue.Empty):
-                while True:
-                    messages.append(self._outbox.get_nowait())
-            wanted = [message for message in messages if message is not None]
+                while size < LARGEST_MESSAGE:
+                    waiting.append(self._outbox.get_nowait())
+                    size += len(waiting[-1] or b"")
+            messages = [message for message in waiting if message is not None]
             try:
-                if wanted:
-                    self._socket.sendall(frame_of(encode(wanted)))
+                if messages:
+                    self._socket.sendall(frame_of(encode(messages)))
             except OSError:
                 return  # the reader notices, and tells
-            if len(wanted) < len(messages):
+            if len(messages) < len(waiting):
                 return
 
     def _read(self) -> None:

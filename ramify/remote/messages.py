@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
 
 import msgspec
+import numpy as np
 
 from ramify.engine.observations import EngineState
 from ramify.errors import ProtocolError
@@ -234,7 +235,18 @@ class Answer(Message):
 ToEngine = Add | Abort | Ask | Leave
 ToFront = Said | Ready | NotLoaded | Told | Failed | Soundness | Answer
 
-_encoder = msgspec.msgpack.Encoder()
+
+def _plain(value: object) -> object:
+    """Numbers of numpy, which devices may leave in their results, and callers' own kinds of numbers, as Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"a {type(value).__name__} is no part of a message")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _to_engine = msgspec.msgpack.Decoder(list[ToEngine])
 _to_front = msgspec.msgpack.Decoder(list[ToFront])
 _build = msgspec.msgpack.Decoder(Build)
@@ -242,6 +254,11 @@ _build = msgspec.msgpack.Decoder(Build)
 
 def encode(messages: Message | list[Any]) -> bytes:
     return _encoder.encode(messages)
+
+
+def encoded(message: Message) -> msgspec.Raw:
+    """A message that can stand in the list of a frame, and whose size is known."""
+    return msgspec.Raw(_encoder.encode(message))
 
 
 def for_engine(content: bytes) -> list[ToEngine]:

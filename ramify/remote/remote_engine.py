@@ -20,7 +20,6 @@ from ramify.engine.observations import EngineState
 from ramify.engine.request import Request
 from ramify.errors import EngineBusyError, EngineClosedError, EngineLostError, InvalidInputError, RamifyError
 from ramify.remote.assembly import Assembly
-from ramify.remote.frames import LARGEST
 from ramify.remote.link import Link
 from ramify.remote.messages import Abort, Failed, Soundness, Told, floats_of, integers_of
 from ramify.remote.packing import add_of, check_crosses, own_error_of, report_of
@@ -91,8 +90,6 @@ class RemoteEngine:
         check_crosses(request.sampling_params)
         number = next(self._numbers)
         add = add_of(self._model, number, request)
-        if len(add.token_ids) > LARGEST // 2:
-            raise InvalidInputError(f"prompt is too large to be sent to the engine: {len(add.token_ids) // 8} tokens")
         with self._lock:
             if self._link.error is not None and self._accepts:
                 raise self._link.error
@@ -101,7 +98,12 @@ class RemoteEngine:
             mailbox = self.room.open(request)
             self._number_of[request.request_id] = number
             self._assemblies[number] = Assembly(request, self._codec)
-            self._link.send(add)
+            try:
+                self._link.send(add)
+            except BaseException:
+                del self.room.mailboxes[request.request_id], self._number_of[request.request_id]
+                del self._assemblies[number]
+                raise
         return RequestStream(self, mailbox)
 
     def abort(self, request_id: str) -> None:

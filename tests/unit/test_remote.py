@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,10 +36,13 @@ from ramify.remote.messages import (
     Build,
     Failed,
     Ready,
+    Report,
     ToEngine,
     ToFront,
+    Told,
     build_of,
     encode,
+    floats,
     for_engine,
     for_front,
 )
@@ -207,9 +211,8 @@ def many(count: int, **params: Any) -> list[Request]:
                 n=1 + place % 3,
                 seed=place,
                 stop=["ab", "cc"] if place % 4 == 3 else None,
-                logprobs=1 if place % 5 == 0 else None,
                 output_kind=("delta", "final_only", "cumulative")[place % 3],
-                **{"max_tokens": 6 + place % 7, **params},
+                **{"max_tokens": 6 + place % 7, "logprobs": 1 if place % 5 == 0 else None, **params},
             ),
         )
         for place in range(count)
@@ -464,6 +467,48 @@ def test_every_message_comes_back_as_it_was(kind: Any) -> None:
         assert read(encode(messages)) == messages
 
     check()
+
+
+def test_numbers_of_numpy_arrive_as_numbers() -> None:
+    report = Report(np.float32(-0.5), np.int64(3), b"", b"")  # type: ignore[arg-type]
+    [told] = for_front(encode([Told(0, logprobs=floats(np.asarray([-0.25], np.float32)), reports=[(0, report)])]))
+    assert told == Told(0, logprobs=floats([-0.25]), reports=[(0, Report(-0.5, 3, b"", b""))])
+    with pytest.raises(TypeError, match="a function is no part of a message"):
+        encode([Add(0, 0, b"", {"score": even})])
+
+
+def test_a_request_that_is_too_large_is_refused_and_many_large_ones_take_several_frames(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Count(int): ...
+
+    async def body() -> None:
+        monkeypatch.setattr("ramify.remote.link.LARGEST_MESSAGE", 500)
+        with remote(core(), CODEC) as engine:
+            with pytest.raises(InvalidInputError, match="prompt is too large"):
+                engine.submit(Request("large", None, [1] * 100, SamplingParams(n=Count(2), seed=1)))
+            assert engine.num_unfinished == 0
+            asked = [Request(f"{place}", None, [1] * 50, SamplingParams(n=Count(2), seed=1)) for place in range(9)]
+            assert len(await outputs(engine, asked)) == 9
+
+    run(body)
+
+
+def test_what_cannot_be_sent_ends_its_request_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        with remote(core(), CODEC) as engine:
+            with monkeypatch.context() as patch:
+                patch.setattr("ramify.remote.frames.LARGEST", 400)
+                with pytest.raises(ProtocolError, match="is too large"):
+                    await engine.submit(many(1, logprobs=20)[0]).final()
+                patch.setattr("ramify.remote.frames.LARGEST", LARGEST)
+                patch.setattr("ramify.remote.host.integers", lambda _: object())
+                with pytest.raises(EngineFaultError, match="TypeError"):
+                    await engine.submit(many(1)[0]).final()
+            assert (await engine.submit(many(1)[0]).final()).finished
+            assert engine.stats()["blocks_in_use"] == 0
+
+    run(body)
 
 
 @settings(max_examples=12)
