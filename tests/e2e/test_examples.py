@@ -105,3 +105,36 @@ def test_teacher_and_student_share_every_token(tmp_path: Path) -> None:
     assert all(0 < mean < 1 for mean in means)
     assert lines[-1] == f"written: {page}"
     assert "<svg" in page.read_text(encoding="utf-8")
+
+
+def test_a_verifier_finds_lists_that_pass() -> None:
+    lines = run("step_beam_search.py", "--width", "2", "--branches", "3", "--steps", "2")
+    [plain] = [int(line.split()[-2]) for line in lines if line.startswith("without the verifier")]
+    points = [int(match[1]) for line in lines if (match := re.match(r"  \d +(-?\d+) points", line))]
+    assert len(points) == 2
+    assert points == sorted(points, reverse=True)
+    assert points[0] >= plain
+
+
+def test_particles_avoid_a_letter() -> None:
+    lines = run("particle_filter.py", "--particles", "8", "--steps", "3", "--without", "o")
+    [share] = [float(match[1]) for line in lines if (match := re.match(r"Of the particles' weight (\S+) does", line))]
+    [plain] = [int(match[1]) for line in lines if (match := re.match(r"Of 8 plain samples (\d) ", line))]
+    assert share > plain / 8
+    weights = [float(line.split()[0]) for line in lines if re.match(r"  \d\.\d\d  A good", line)]
+    assert weights == sorted(weights, reverse=True)
+
+
+def test_power_samples_are_likelier() -> None:
+    lines = run("power_sampling.py", "--chains", "3", "--moves", "6", "--pieces", "2", "--tokens", "3")
+    means = [float(match[1]) for line in lines if (match := re.match(r"\S.*mean logprob (\S+),", line))]
+    assert len(means) == 2
+    assert means[1] > means[0]
+
+
+def test_the_puzzle_is_solved() -> None:
+    lines = run("puzzle_mcts.py", "--start", "2", "--target", "10", "--moves", "3")
+    assert lines[0].startswith("solved after ")
+    assert lines[0].endswith("= 10")
+    shares = [float(share) for share in re.findall(r"\d\.\d\d", lines[1])]
+    assert sum(shares) == pytest.approx(1, abs=0.02)
