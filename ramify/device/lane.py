@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ramify.device.graphs import Graphs, padded
+from ramify.device.last_draws import LastDraws
 from ramify.device.layers import Layers
 from ramify.device.reads import Int64s, Reads
 from ramify.device.rows import ModelRows, upload
@@ -35,13 +36,13 @@ class Lane:
         )
         # Of the present step:
         self.is_captured = False  # decodes alone, by a graph
-        self.first_rows = np.empty(0, np.int64)  # of each chunk
-        self._in_order = np.empty(0, np.int64)  # the rows of as many members as there were last
+        self.first_rows = np.empty(0, np.int64)  # of each member and chunk
+        self._num_members = 0
         self.size = 0  # decodes, with their padding
         self._num_rows = 0  # all rows
         self._shape = (0, False)
         self._hidden: Tensor | None = None
-        self._index_of: Mapping[int, int] | None = None  # of rows among the hidden states; None: all are there
+        self._wanted: Int64s | None = None  # the rows that the hidden states are of; None: all
 
     # -- on the host: the numbers of a step ------------------------------------------------------------------
 
@@ -49,29 +50,26 @@ class Lane:
         """Whoever comes, comes for the first time."""
         self._rows.reset()
 
-    def begin(self, work: Work, drawn_in: Mapping[str, int]) -> None:
-        """Gives every chunk its rows, and tells the layers who reads what."""
+    def begin(self, work: Work, last: LastDraws, onward: Onward | None = None) -> None:
+        """Gives members and chunks their rows, and tells the layers who reads what."""
         chunks = work.chunks
+        self._num_members = 0 if onward is None else len(onward.members)
         counts = [len(chunk.token_ids) for chunk in chunks]
-        num_decodes = counts.count(1)
-        self.is_captured = self._graphs is not None and num_decodes == len(chunks)
+        num_singles = counts.count(1)
+        self.is_captured = self._graphs is not None and num_singles == len(chunks)
+        num_decodes = self._num_members + num_singles
         self.size = padded(num_decodes) if self.is_captured else num_decodes
-        self._num_rows = self.size + sum(counts) - num_decodes
-        self.first_rows = self._rows.place(chunks, self.size, drawn_in)
-        if chunks:
-            ends = np.array([chunk.start + 1 for chunk in chunks], np.int64)
-            self._prepare(work, [chunk.block_table for chunk in chunks], np.array(counts, np.int64), ends)
-
-    def follow(self, work: Work, onward: Onward, sources: Int64s) -> None:
-        """Members alone, in the first rows; their tokens were drawn in these rows."""
-        count = len(onward.members)
-        self.is_captured = self._graphs is not None
-        self.size = self._num_rows = padded(count) if self.is_captured else count
-        if len(self._in_order) != count:
-            self._in_order = np.arange(count)
-        self.first_rows = self._in_order
-        self._rows.follow(onward, sources, self.size)
-        self._prepare(work, onward.tables, np.ones_like(sources), onward.positions + 1)
+        self._num_rows = self.size + sum(counts) - num_singles
+        self.first_rows = self._rows.place(chunks, self.size, last, onward)
+        if not self._num_rows:
+            return
+        tables: Sequence[Table] = [chunk.block_table for chunk in chunks]
+        num_rows, ends = np.array(counts, np.int64), np.array([chunk.start + 1 for chunk in chunks], np.int64)
+        if onward is not None:
+            tables = [*onward.tables, *tables] if chunks else onward.tables
+            num_rows = np.concatenate([np.ones_like(onward.positions), num_rows])
+            ends = np.concatenate([onward.positions + 1, ends])
+        self._prepare(work, tables, num_rows, ends)
 
     def go_on(self, work: Work, drawing_rows: Int64s) -> None:
         """The decodes of the step before, one position on; their tokens were drawn in these rows."""
@@ -94,12 +92,13 @@ class Lane:
         self.layers.prepare(reads)
 
     def rows_of(self, rows: Sequence[Row]) -> Int64s:
-        """Where rows of this model's work stand."""
-        return self.first_rows[[row.chunk for row in rows]] + np.array([row.offset for row in rows], np.int64)
+        """Where rows of this model's chunks stand."""
+        first_rows = self.first_rows[self._num_members :]
+        return first_rows[[row.chunk for row in rows]] + np.array([row.offset for row in rows], np.int64)
 
     # -- on the device ---------------------------------------------------------------------------------------
 
-    def compute(self, wanted: Sequence[int], drawn: Tensor) -> None:
+    def compute(self, wanted: Int64s, drawn: Tensor) -> None:
         """All rows; the logits after these, which ascend, can be asked for then.
 
         drawn (max_rows,): the tokens of the step before, for rows whose token the host does not know.
@@ -109,18 +108,18 @@ class Lane:
         if self.is_captured and self._graphs is not None:
             self._graphs.run((self, *self._shape), lambda: self._forward_all(drawn))
             return
-        self._index_of = None if len(wanted) == self._num_rows else {row: index for index, row in enumerate(wanted)}
+        self._wanted = None if len(wanted) == self._num_rows else wanted
         batch = self._rows.batch(self.size, drawn)
-        self._hidden = self.layers.forward(batch, None if self._index_of is None else wanted)
+        self._hidden = self.layers.forward(batch, None if self._wanted is None else wanted.tolist())
 
-    def logits(self, rows: Sequence[int]) -> Tensor:
+    def logits(self, rows: Int64s) -> Tensor:
         """Float32 logits (len(rows), vocabulary) after these rows."""
         if self.is_captured:
             return self._buffer[upload(rows, self._buffer.device)]
         hidden = self._hidden
         assert hidden is not None, "compute comes first"
-        chosen = list(rows) if self._index_of is None else [self._index_of[row] for row in rows]
-        if chosen != list(range(len(hidden))):
+        chosen = rows if self._wanted is None else np.searchsorted(self._wanted, rows)
+        if not is_in_order(chosen, len(hidden)):
             hidden = hidden[upload(chosen, hidden.device)]
         return self.layers.logits(hidden)
 
@@ -132,10 +131,17 @@ class Lane:
         """For each track of this model, given by the rows that its draws are from; one product serves all of them."""
         if self.is_captured:
             return [Source(self.all_logits(), rows.tolist()) for rows in tracks]
-        distinct = np.unique(np.concatenate(tracks))
-        logits = self.logits(distinct.tolist())
+        distinct = tracks[0]
+        if len(tracks) > 1 or (distinct[1:] <= distinct[:-1]).any():
+            distinct = np.unique(np.concatenate(tracks))
+        logits = self.logits(distinct)
         return [Source(logits, np.searchsorted(distinct, rows).tolist()) for rows in tracks]
 
     def _forward_all(self, drawn: Tensor) -> None:
         hidden = self.layers.forward(self._rows.batch(self.size, drawn))
         self.layers.logits(hidden, self.all_logits())
+
+
+def is_in_order(rows: Int64s, count: int) -> bool:
+    """Whether these are the rows 0, 1, 2, … of so many."""
+    return len(rows) == count and bool((rows == np.arange(count)).all())

@@ -6,7 +6,7 @@ the same tracks just go on costs the host a few additions. Pieces of prompts com
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ramify.device.last_draws import LastDraws
 from ramify.device.layers import Batch
 from ramify.device.reads import Int64s, slots_between
 from ramify.device.seats import Seats
@@ -63,27 +64,40 @@ class ModelRows:
         self._seats = Seats()
         self._prompts: Batch | None = None
         self._tables: list[Table] = []  # of the last step's decodes
+        self._in_order = np.empty(0, np.int64)  # the rows of the last step's members: the same while they are as many
 
-    def place(self, chunks: Sequence[Chunk], size: int, drawn_in: Mapping[str, int]) -> Int64s:
-        """Gives every chunk its rows and fills them; returns the first row of each.
+    def place(self, chunks: Sequence[Chunk], size: int, last: LastDraws, onward: Onward | None = None) -> Int64s:
+        """Gives everyone rows and fills them; returns the first row of each, members before chunks.
 
-        Rows of decodes beyond the real ones, up to `size`, are padding: what they compute nobody reads. A token that is
-        pending was drawn in the row of the last step that `drawn_in` names for its track.
+        Members stand in the first rows, in their order. Rows of decodes beyond the real ones, up to `size`, are
+        padding: what they compute nobody reads. A token that is pending was drawn in the row that the last draws name.
         """
+        num_members = 0
+        if onward is not None:
+            num_members = len(onward.members)
+            self._follow(onward, last.rows[onward.sources])
+        if len(self._in_order) != num_members:
+            self._in_order = np.arange(num_members)
+        self._prompts, self._tables = None, []
         single = [index for index, chunk in enumerate(chunks) if len(chunk.token_ids) == 1]
         decodes = chunks if len(single) == len(chunks) else [chunks[index] for index in single]
-        placed = np.array(self._seats.take([chunk.key for chunk in decodes]), dtype=np.int64)
-        self._fill(decodes, placed, size, drawn_in)
-        self._tables = [chunk.block_table for chunk in decodes]
-        self._prompts = None
-        if decodes is chunks:
-            return placed
-        first_rows = np.empty(len(chunks), np.int64)
-        first_rows[single] = placed
-        prompts = [index for index, chunk in enumerate(chunks) if len(chunk.token_ids) > 1]
-        counts = [len(chunks[index].token_ids) for index in prompts]
-        first_rows[prompts] = len(decodes) + np.cumsum([0, *counts[:-1]])
-        self._prompts = self._batch_of([chunks[index] for index in prompts])
+        if onward is None:
+            placed = np.array(self._seats.take([chunk.key for chunk in decodes]), dtype=np.int64)
+            self._tables = [chunk.block_table for chunk in decodes]
+        else:
+            placed = np.arange(num_members, num_members + len(decodes))
+        self._fill(decodes, placed, num_members, size, last)
+        if not chunks:
+            return self._in_order
+        first_rows = np.empty(num_members + len(chunks), np.int64)
+        first_rows[:num_members] = self._in_order
+        own = first_rows[num_members:]
+        own[single] = placed
+        if len(single) < len(chunks):
+            prompts = [index for index, chunk in enumerate(chunks) if len(chunk.token_ids) > 1]
+            counts = [len(chunks[index].token_ids) for index in prompts]
+            own[prompts] = num_members + len(decodes) + np.cumsum([0, *counts[:-1]])
+            self._prompts = self._batch_of([chunks[index] for index in prompts])
         return first_rows
 
     def go_on(self, tables: list[Table], rows: Int64s, drawing_rows: Int64s) -> Int64s:
@@ -113,18 +127,6 @@ class ModelRows:
         self._numbers.send()
         return positions
 
-    def follow(self, onward: Onward, sources: Int64s, size: int) -> None:
-        """Members in the first rows, each with the token that was drawn in its source; behind them, padding."""
-        numbers, block_size, count = self._numbers.host, self._block_size, len(onward.members)
-        numbers[POSITION, :count] = onward.positions
-        numbers[SLOT, :count] = onward.blocks * block_size + onward.positions % block_size
-        numbers[SOURCE, :count] = sources
-        numbers[[TOKEN, POSITION], count:size] = 0
-        numbers[SLOT, count:size] = PADDING_SLOT
-        numbers[SOURCE, count:size] = -1
-        self._prompts = None
-        self._numbers.send()
-
     def batch(self, size: int, drawn: Tensor) -> Batch:
         """The first `size` rows, then those of prompts; `drawn` (max_rows,) are the tokens of the step before."""
         numbers = self._numbers.device[:, :size]
@@ -135,20 +137,30 @@ class ModelRows:
             return decodes
         return Batch(*(torch.cat(parts) for parts in zip(decodes, self._prompts, strict=True)))
 
-    def _fill(self, chunks: Sequence[Chunk], rows: Int64s, size: int, drawn_in: Mapping[str, int]) -> None:
-        numbers, block_size = self._numbers.host, self._block_size
-        numbers[SLOT, len(rows) : size] = PADDING_SLOT
-        numbers[[TOKEN, POSITION], len(rows) : size] = 0
-        numbers[SOURCE, :size] = -1
-        tokens = [chunk.token_ids[0] for chunk in chunks]
-        if PENDING in tokens:
-            pending = [index for index, token in enumerate(tokens) if token == PENDING]
-            numbers[SOURCE, rows[pending]] = [drawn_in[chunks[index].key] for index in pending]
-        numbers[TOKEN, rows] = tokens
-        numbers[POSITION, rows] = [chunk.start for chunk in chunks]
-        numbers[SLOT, rows] = [
-            chunk.block_table[chunk.start // block_size] * block_size + chunk.start % block_size for chunk in chunks
-        ]
+    def _follow(self, onward: Onward, sources: Int64s) -> None:
+        """Members, each with the token that was drawn in its source."""
+        numbers, block_size, count = self._numbers.host, self._block_size, len(onward.members)
+        numbers[POSITION, :count] = onward.positions
+        numbers[SLOT, :count] = onward.blocks * block_size + onward.positions % block_size
+        numbers[SOURCE, :count] = sources
+
+    def _fill(self, chunks: Sequence[Chunk], rows: Int64s, first: int, size: int, last: LastDraws) -> None:
+        """Decodes in these rows, which begin with `first`; behind them, padding."""
+        numbers, block_size, end = self._numbers.host, self._block_size, first + len(rows)
+        numbers[SLOT, end:size] = PADDING_SLOT
+        numbers[[TOKEN, POSITION], end:size] = 0
+        numbers[SOURCE, first:size] = -1
+        if chunks:
+            tokens = [chunk.token_ids[0] for chunk in chunks]
+            if PENDING in tokens:
+                drawn_in = last.by_track()
+                pending = [index for index, token in enumerate(tokens) if token == PENDING]
+                numbers[SOURCE, rows[pending]] = [drawn_in[chunks[index].key] for index in pending]
+            numbers[TOKEN, rows] = tokens
+            numbers[POSITION, rows] = [chunk.start for chunk in chunks]
+            numbers[SLOT, rows] = [
+                chunk.block_table[chunk.start // block_size] * block_size + chunk.start % block_size for chunk in chunks
+            ]
         self._numbers.send()
 
     def _batch_of(self, prompts: Sequence[Chunk]) -> Batch:
@@ -166,6 +178,7 @@ class DrawRows:
         self._integers = Mirror(column.NUM_INTEGERS, max_rows, torch.int64, device)
         self._floats = Mirror(column.NUM_FLOATS, max_rows, torch.float32, device)
         self._settled: list[tuple[int, int] | None] = [None] * max_rows  # whose numbers: request and child
+        self._has_new_floats = True  # that were not sent
 
     def settle(
         self, draws: Sequence[Draw], rows: Int64s, size: int, *, slots: Int64s, sources: Sequence[Int64s] = ()
@@ -175,43 +188,51 @@ class DrawRows:
         slots: where the sampler keeps what their controls look at. sources: of two models, the rows of the teacher's
         and of the student's logits that each draw is from.
         """
-        integers, floats = self._integers.host, self._floats.host
-        for draw, row in zip(draws, rows.tolist(), strict=True):
-            who = (draw.demands.number, draw.child)
-            if self._settled[row] != who:
-                integers[:, row], floats[:, row] = numbers_of(draw)
-                self._settled[row] = who
+        integers = self._integers.host
+        self._settle(draws, rows.tolist())
         integers[column.POSITION, rows] = [draw.position for draw in draws]
         integers[column.SLOT, rows] = slots
-        integers[column.SLOT, len(draws) : size] = column.NO_SLOT
-        integers[[column.TEACHER_ROW, column.THETA_ROW], len(draws) : size] = 0
         for name, source in zip((column.TEACHER_ROW, column.THETA_ROW), sources, strict=False):
             integers[name, rows] = source
-        floats[column.TEMPERATURE, len(draws) : size] = 0
-        self._settled[len(draws) : size] = [None] * (size - len(draws))
-        self._floats.send()
-        self._integers.send()
+        self._send(len(draws), size)
 
-    def follow(self, onward: Onward, size: int, *, slots: Int64s, changed: Iterable[int]) -> None:
-        """Members draw in the first rows, of which only these may have another's numbers; behind them is padding."""
-        integers, floats, count = self._integers.host, self._floats.host, len(onward.members)
-        is_changed = False
-        for row in changed:
-            member = onward.members[row]
-            who = (member.demands.number, member.child)
-            if self._settled[row] != who:
-                integers[:, row], floats[:, row] = numbers_of(onward.draw(row))
-                self._settled[row] = who
-                is_changed = True
-        if any(self._settled[count:size]):
-            floats[column.TEMPERATURE, count:size] = 0
-            self._settled[count:size] = [None] * (size - count)
-            is_changed = True
+    def follow(
+        self, onward: Onward, draws: Sequence[Draw], size: int, *, slots: Int64s, changed: Sequence[int]
+    ) -> None:
+        """The same for members, who draw in the first rows, and these draws behind them.
+
+        changed: members whose rows may hold the numbers of others.
+        """
+        integers, count = self._integers.host, len(onward.members)
+        self._settle([onward.draw(row) for row in changed], changed)
+        end = count + len(draws)
+        self._settle(draws, range(count, end))
         integers[column.POSITION, :count] = onward.places
-        integers[column.SLOT, :count] = slots
+        integers[column.POSITION, count:end] = [draw.position for draw in draws]
+        integers[column.SLOT, :end] = slots
+        self._send(end, size)
+
+    def _settle(self, draws: Sequence[Draw], rows: Sequence[int]) -> None:
+        integers, floats = self._integers.host, self._floats.host
+        for draw, row in zip(draws, rows, strict=True):
+            who = (draw.demands.number, draw.child)
+            if self._settled[row] != who:
+                self._has_new_floats = True
+                integers[:, row], floats[:, row] = numbers_of(draw)
+                self._settled[row] = who
+
+    def _send(self, count: int, size: int) -> None:
+        """The first rows, and padding behind them."""
+        integers = self._integers.host
         integers[column.SLOT, count:size] = column.NO_SLOT
-        if is_changed:
+        integers[[column.TEACHER_ROW, column.THETA_ROW], count:size] = 0
+        if any(self._settled[count:size]):
+            self._has_new_floats = True
+            self._floats.host[column.TEMPERATURE, count:size] = 0
+            self._settled[count:size] = [None] * (size - count)
+        if self._has_new_floats:
             self._floats.send()
+            self._has_new_floats = False
         self._integers.send()
 
     def go_on(self, rows: Int64s) -> None:

@@ -13,9 +13,10 @@ by torch's operators from the same logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from typing import Protocol
 
 import numpy as np
@@ -24,20 +25,20 @@ from torch import Tensor
 
 from ramify.config import LogprobsMode
 from ramify.device.graphs import Graphs, padded
-from ramify.device.lane import Lane, most_rows
+from ramify.device.lane import Lane, is_in_order, most_rows
+from ramify.device.last_draws import NO_ROW, LastDraws
 from ramify.device.layers import Layers
 from ramify.device.reads import Int64s
 from ramify.device.rows import DrawRows, upload
 from ramify.device.seats import Seats
-from ramify.engine.demands import Demands
-from ramify.engine.plan import PENDING, Asking, Draw, Member, Onward, Plan, Row, StepResult, Ticket, TokenReport
+from ramify.engine.demands import SamplerChoice
+from ramify.engine.plan import PENDING, Asking, Draw, Member, Plan, Row, StepResult, Ticket, TokenReport
 from ramify.sampling import columns as column
-from ramify.sampling.columns import Columns, SamplerChoice
+from ramify.sampling.columns import Columns
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.pipeline import ROWS_AT_ONCE, Sampler, Source
 from ramify.sampling.token_reports import report
 
-NO_ROW = -1
 PROMPT_ROWS_AT_ONCE = 64  # what prompt logprobs need of the vocabulary at a time
 
 
@@ -52,10 +53,10 @@ class SamplerKernels(Protocol):
     def tokens(self) -> Tensor:
         """(max_rows,) what was drawn last, row by row."""
 
-    def serves(self, demands: Demands) -> bool:
+    def serves(self, asked: SamplerChoice) -> bool:
         """Whether it can draw what a request asks for."""
 
-    def choose(self, demands: Collection[Demands]) -> SamplerChoice:
+    def choose(self, asked: Collection[SamplerChoice]) -> SamplerChoice:
         """The cheapest that serves all that is asked for, each of which it can."""
 
     def settle(self, draws: Sequence[Draw]) -> Int64s:
@@ -86,37 +87,25 @@ class _Steady:
 
     def goes_on_as(self, plan: Plan) -> bool:
         """Whether a plan has the same tracks, each to compute the token that it drew in the last step."""
-        return len(plan.draws) == len(self.rows) and all(
-            [chunk.key for chunk in work.chunks] == keys and all(chunk.token_ids[0] == PENDING for chunk in work.chunks)
-            for work, keys in zip(plan.works, self.keys, strict=True)
+        return (
+            plan.onward is None
+            and len(plan.draws) == len(self.rows)
+            and all(
+                [chunk.key for chunk in work.chunks] == keys
+                and all(chunk.token_ids[0] == PENDING for chunk in work.chunks)
+                for work, keys in zip(plan.works, self.keys, strict=True)
+            )
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _GoingOn:
-    """Members that a step drew for. While they are the same, the next one needs nothing new."""
+    """Members whose draws stand in the first rows. While they are the same, little of them changes."""
 
     members: Sequence[Member]
-    changed: Iterable[int]  # where another stood in the step before
-    slots: Int64s  # of their controls
-    choice: SamplerChoice
-
-
-@dataclass(frozen=True, slots=True)
-class _LastDraws:
-    """Where the last plan's draws were made, for those who go on from a token that the host does not know."""
-
-    plan: Plan
-    rows: Int64s  # of each draw; NO_ROW: nobody goes on from it unseen
-
-    def by_track(self) -> dict[str, int]:
-        """The rows of tracks."""
-        plan, rows = self.plan, iter(self.rows.tolist())
-        row_of = {} if plan.onward is None else dict(zip(plan.onward.keys(), rows, strict=False))
-        for draw, row in zip(plan.draws, rows, strict=True):
-            if row != NO_ROW:
-                row_of |= {plan.works[model].chunks[chunk].key: row for model, chunk, _ in draw.rows}
-        return row_of
+    changed: Sequence[int]  # whose rows may hold others' numbers
+    asked: Set[SamplerChoice]  # what they ask for
+    slots: Int64s | None = None  # of their controls, if the last step drew for nobody else
 
 
 class DeviceStep:
@@ -151,7 +140,7 @@ class DeviceStep:
         self._tokens = torch.zeros(self._max_draws, dtype=torch.int64, device=self.device)
         if kernels is not None:
             self._tokens = kernels.tokens
-        self._drawn = _LastDraws(Plan([]), np.empty(0, np.int64))
+        self._drawn = LastDraws()
         self._steady: _Steady | None = None
         self._going_on: _GoingOn | None = None
 
@@ -164,7 +153,7 @@ class DeviceStep:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self._seats = None if self._seats is None else Seats()
-        self._drawn = _LastDraws(Plan([]), np.empty(0, np.int64))
+        self._drawn = LastDraws()
         self._steady = None
         self._going_on = None
         for lane in self.lanes:
@@ -174,25 +163,18 @@ class DeviceStep:
     def launch(self, plan: Plan) -> Ticket:
         for lane, work in zip(self.lanes, plan.works, strict=True):
             lane.layers.pool.move(work)
-        if plan.onward is not None and self._kernels is not None:
-            going_on = self._recognise(self._kernels, plan, plan.onward)
-            if going_on is not None:
-                return self._follow(self._kernels, going_on, plan, plan.onward)
-        self._going_on = None
-        plan = plan.spelled_out()
-        if not any(work.chunks for work in plan.works):
+        if not any(work.chunks for work in plan.works) and plan.onward is None:
             return partial(StepResult, [], [])
         if self._steady is not None and self._steady.goes_on_as(plan):
             return self._go_on(self._steady, plan)
         self._steady = None
-        for lane, work in zip(self.lanes, plan.works, strict=True):
-            lane.begin(work, self._drawn.by_track())
-        by_track = zip(*(draw.rows for draw in plan.draws), strict=True)
-        tracks = [_Track(rows[0].model, self.lanes[rows[0].model].rows_of(rows)) for rows in by_track]
+        for lane, work, onward in zip_longest(self.lanes, plan.works, (plan.onward,)):
+            lane.begin(work, self._drawn, onward)
+        tracks = self._tracks(plan)
         for lane, wanted in zip(self.lanes, self._wanted(plan, tracks), strict=True):
             lane.compute(wanted, self._tokens)
         reports = self._report_prompts(plan)
-        ticket = self._draw(plan, tracks) if plan.draws else partial(StepResult, [], [])
+        ticket = self._draw(plan, tracks) if tracks else partial(StepResult, [], [])
         if not reports:
             return ticket
         result = ticket()
@@ -206,21 +188,31 @@ class DeviceStep:
             for choice in self._kernels.every_choice():
                 self._run_draws(self._kernels, padded(count), choice)
 
-    def _wanted(self, plan: Plan, tracks: Sequence[_Track]) -> list[list[int]]:
-        """The rows of each lane whose logits somebody needs."""
-        wanted: list[set[int]] = [set() for _ in self.lanes]
+    def _tracks(self, plan: Plan) -> list[_Track]:
+        """Where the draws of a plan are from, those of members first."""
+        if plan.onward is None:
+            by_track = zip(*(draw.rows for draw in plan.draws), strict=True)
+            return [_Track(rows[0].model, self.lanes[rows[0].model].rows_of(rows)) for rows in by_track]
+        lane, count = self.lanes[0], len(plan.onward.members)
+        return [
+            _Track(0, np.concatenate([lane.first_rows[:count], lane.rows_of([draw.rows[0] for draw in plan.draws])]))
+        ]
+
+    def _wanted(self, plan: Plan, tracks: Sequence[_Track]) -> list[Int64s]:
+        """The rows of each lane whose logits somebody needs, ascending."""
+        wanted: list[list[Int64s]] = [[] for _ in self.lanes]
         for track in tracks:
             if not self.lanes[track.model].is_captured:  # else all rows leave theirs
-                wanted[track.model].update(track.rows.tolist())
+                wanted[track.model].append(track.rows)
         for asked in plan.prompt_reports:
-            wanted[asked.first.model].update(self._rows_asked(asked.first, len(asked.targets)))
-        return [sorted(rows) for rows in wanted]
+            wanted[asked.first.model].append(self._rows_asked(asked.first, len(asked.targets)))
+        return [np.unique(np.concatenate(rows)) if rows else np.empty(0, np.int64) for rows in wanted]
 
     # -- prompts ---------------------------------------------------------------------------------------------
 
-    def _rows_asked(self, first: Row, count: int) -> range:
+    def _rows_asked(self, first: Row, count: int) -> Int64s:
         start = int(self.lanes[first.model].rows_of([first])[0])
-        return range(start, start + count)
+        return np.arange(start, start + count)
 
     def _report_prompts(self, plan: Plan) -> list[list[TokenReport]]:
         """A few rows at a time: a prompt's logits may be larger than the model."""
@@ -239,23 +231,41 @@ class DeviceStep:
     # -- draws -----------------------------------------------------------------------------------------------
 
     def _draw(self, plan: Plan, tracks: Sequence[_Track]) -> Ticket:
+        kernels, onward = self._kernels, plan.onward
+        going_on, self._going_on = self._going_on, None  # whoever is to go on is noted again
+        if kernels is None:
+            return self._draw_in_parts(plan.spelled_out(), tracks)
+        asked = {draw.demands.choice for draw in plan.draws}
+        if onward is not None:
+            if going_on is None or going_on.members is not onward.members:
+                members = onward.members
+                changed = range(len(members)) if going_on is None else onward.changed
+                going_on = _GoingOn(members, changed, {member.demands.choice for member in members})
+            asked |= going_on.asked
+        if not all(map(kernels.serves, asked)) or len(tracks[0].rows) > self._max_draws:
+            return self._draw_in_parts(plan.spelled_out(), tracks)
+        choice = kernels.choose(asked)
+        if going_on is not None and onward is not None:
+            return self._draw_going_on(kernels, going_on, plan, choice, tracks)
+        if self._is_one_to_one(plan.draws, tracks):
+            return self._draw_captured(kernels, plan, choice, tracks)
+        self._drawn = LastDraws(plan, np.arange(len(plan.draws)))
+        return self._draw_fresh(kernels, plan.draws, self._sources(tracks))
+
+    def _draw_in_parts(self, plan: Plan, tracks: Sequence[_Track]) -> Ticket:
+        """By kernels what they serve, as many at once as there are rows, and the rest by torch's operators."""
         draws, kernels = plan.draws, self._kernels
-        served = {demands: kernels is not None and kernels.serves(demands) for demands in {d.demands for d in draws}}
-        if kernels is not None and all(served.values()):
-            if self._is_one_to_one(draws, tracks):
-                return self._draw_captured(kernels, plan, tracks)
-            if len(draws) <= self._max_draws:
-                self._drawn = _LastDraws(plan, np.arange(len(draws)))
-                return self._draw_fresh(kernels, draws, self._sources(tracks))
         parts: list[tuple[Sequence[int], StepResult]] = []
         sources = self._sources(tracks)
+        slow: Sequence[int] = range(len(draws))
         if kernels is not None:
-            quick = [index for index, draw in enumerate(draws) if served[draw.demands]]
+            served = [kernels.serves(draw.demands.choice) for draw in draws]
+            quick = [index for index, is_served in enumerate(served) if is_served]
             for start in range(0, len(quick), self._max_draws):  # many children of one prompt are more than the rows
                 some = quick[start : start + self._max_draws]
                 wave = self._draw_fresh(kernels, *_some(draws, sources, some), at_once=True)
                 parts.append((some, wave()))
-        slow = [index for index, draw in enumerate(draws) if not served[draw.demands]]
+            slow = [index for index, is_served in enumerate(served) if not is_served]
         if slow:
             chosen, own = _some(draws, sources, slow)
             parts.append((slow, self.sampler.sample(own, chosen)))
@@ -266,7 +276,7 @@ class DeviceStep:
             self._tokens[: len(alone)] = upload([result.token_ids[index] for index in alone], self.device)
             rows = np.full(len(draws), NO_ROW)
             rows[alone] = np.arange(len(alone))
-            self._drawn = _LastDraws(plan, rows)
+            self._drawn = LastDraws(plan, rows)
         return lambda: result
 
     def _sources(self, tracks: Sequence[_Track]) -> list[Source]:
@@ -285,7 +295,9 @@ class DeviceStep:
             and all(len(set(track.rows.tolist())) == len(draws) for track in tracks)
         )
 
-    def _draw_captured(self, kernels: SamplerKernels, plan: Plan, tracks: Sequence[_Track]) -> Ticket:
+    def _draw_captured(
+        self, kernels: SamplerKernels, plan: Plan, choice: SamplerChoice, tracks: Sequence[_Track]
+    ) -> Ticket:
         draws = plan.draws
         keys = [[chunk.key for chunk in work.chunks] for work in plan.works]
         rows, sources = tracks[0].rows, [track.rows for track in tracks] if len(tracks) > 1 else []
@@ -298,44 +310,46 @@ class DeviceStep:
         for draw, row in zip(draws, rows.tolist(), strict=True):
             for model, chunk, _ in draw.rows:
                 drawing_rows[model][chunk] = row
-        self._drawn = _LastDraws(plan, rows)
-        choice = kernels.choose({draw.demands for draw in draws})
+        self._drawn = LastDraws(plan, rows)
         self._steady = _Steady(keys, drawing_rows, rows, slots, choice)
         return self._replay(kernels, self._steady, draws)
 
-    def _recognise(self, kernels: SamplerKernels, plan: Plan, onward: Onward) -> _GoingOn | None:
-        """What a step in which everyone just goes on needs to know of its members; None if it is not such a step."""
-        if plan.draws or plan.works[0].chunks or len(self.lanes) > 1:
-            return None
-        known = self._going_on
-        if known is not None and known.members is onward.members:
-            kernels.go_on(known.slots)
-            return replace(known, changed=())
-        demands = {member.demands for member in onward.members}
-        if not all(map(kernels.serves, demands)):
-            return None
-        choice = kernels.choose(demands)
-        slots = kernels.settle(onward.draws()) if choice.controls else np.full(len(onward.members), column.NO_SLOT)
-        changed = range(len(onward.members)) if known is None else onward.changed
-        self._going_on = _GoingOn(onward.members, changed, slots, choice)
-        return self._going_on
-
-    def _follow(self, kernels: SamplerKernels, going_on: _GoingOn, plan: Plan, onward: Onward) -> Ticket:
-        """Members stand in the first rows, and draw there."""
-        lane, size = self.lanes[0], padded(len(onward.members))
-        lane.follow(plan.works[0], onward, self._drawn.rows[onward.sources])
-        lane.compute((), self._tokens)
-        self._draw_rows.follow(onward, size, slots=going_on.slots, changed=going_on.changed)
-        self._steady = None
-        self._drawn = _LastDraws(plan, lane.first_rows)
-        self._run_draws(kernels, size, going_on.choice)
-        return partial(kernels.fetch(going_on.choice), lane.first_rows, onward.members)
+    def _draw_going_on(
+        self,
+        kernels: SamplerKernels,
+        going_on: _GoingOn,
+        plan: Plan,
+        choice: SamplerChoice,
+        tracks: Sequence[_Track],
+    ) -> Ticket:
+        """Members in the first rows, who stay there, and other draws behind them."""
+        onward, draws, lane = plan.onward, plan.draws, self.lanes[0]
+        assert onward is not None, "somebody goes on"
+        rows = np.arange(len(onward.members) + len(draws))
+        is_captured = lane.is_captured and is_in_order(tracks[0].rows, len(lane.first_rows))
+        size = padded(len(rows)) if is_captured else len(rows)
+        slots = going_on.slots
+        if slots is not None and not draws:
+            kernels.go_on(slots)
+        elif choice.controls:
+            slots = kernels.settle(plan.spelled_out().draws)
+        else:
+            slots = np.full(len(rows), column.NO_SLOT)
+        self._draw_rows.follow(onward, draws, size, slots=slots, changed=going_on.changed)
+        self._going_on = replace(going_on, changed=(), slots=None if draws else slots)
+        self._drawn = LastDraws(plan, rows)
+        if is_captured:
+            self._run_draws(kernels, size, choice)
+        else:
+            [source] = self._sources(tracks)
+            kernels.draw([self._logits_of(source)], *self._draw_rows.columns(size), choice)
+        return partial(kernels.fetch(choice), rows, [*onward.members, *draws] if draws else onward.members)
 
     def _go_on(self, steady: _Steady, plan: Plan) -> Ticket:
         for lane, work, drawing_rows in zip(self.lanes, plan.works, steady.drawing_rows, strict=True):
             lane.go_on(work, drawing_rows)
         for lane in self.lanes:
-            lane.compute((), self._tokens)
+            lane.compute(np.empty(0, np.int64), self._tokens)
         assert self._kernels is not None, "captured steps draw by kernels"
         self._draw_rows.go_on(steady.rows)
         self._kernels.go_on(steady.slots)
@@ -364,11 +378,16 @@ class DeviceStep:
         self, kernels: SamplerKernels, draws: Sequence[Draw], sources: Sequence[Source], *, at_once: bool = False
     ) -> Ticket:
         """Into the first rows, whoever stood there; does not wait for them."""
-        logits = [source.logits[upload(source.rows, self.device)] for source in sources]
-        choice, columns = kernels.choose({draw.demands for draw in draws}), Columns.of(draws)
+        logits = [self._logits_of(source) for source in sources]
+        choice, columns = kernels.choose({draw.demands.choice for draw in draws}), Columns.of(draws)
         columns.integers[column.SLOT] = kernels.settle(draws)
         kernels.draw(logits, upload(columns.integers, self.device), upload(columns.floats, self.device), choice)
         return partial(kernels.fetch(choice, at_once=at_once), range(len(draws)), draws)
+
+    def _logits_of(self, source: Source) -> Tensor:
+        """Draw by draw."""
+        rows = np.asarray(source.rows, np.int64)
+        return source.logits if is_in_order(rows, len(source.logits)) else source.logits[upload(rows, self.device)]
 
 
 @dataclass(frozen=True, slots=True)

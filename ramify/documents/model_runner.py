@@ -18,6 +18,7 @@ from torch import Tensor
 from ramify import validation as check
 from ramify.config import EngineConfig
 from ramify.device.graphs import padded
+from ramify.device.last_draws import LastDraws
 from ramify.device.rows import upload
 from ramify.device.step import DeviceStep
 from ramify.documents.sampler import Sampler
@@ -161,11 +162,9 @@ class ModelRunner:
             Chunk(seq.get_token_ids()[start:end], start, self._manager.table(seq.tracks[0].key), seq.tracks[0].key)
             for seq, start, end in zip(prepared.seqs, prepared.starts, prepared.ends, strict=True)
         ]
-        self._lane.begin(Work(chunks), {})
-        last = self._lane.rows_of(
-            [Row(0, index, len(chunk.token_ids) - 1) for index, chunk in enumerate(chunks)]
-        ).tolist()
-        self._lane.compute(sorted(last), self._unseen)
+        self._lane.begin(Work(chunks), LastDraws())
+        last = self._lane.rows_of([Row(0, index, len(chunk.token_ids) - 1) for index, chunk in enumerate(chunks)])
+        self._lane.compute(np.sort(last), self._unseen)
         logits = self._lane.logits(last)
         for seq, end in zip(prepared.seqs, prepared.ends, strict=True):
             self._computed(seq, end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,15 @@ LONGEST_BAD_WORD = 17  # tokens
 MOST_BAD_WORDS = 256  # every word in two spellings
 MOST_ENTRIES = 1_536  # tokens that bias and bans name: as many as callers may name, and 128 ends of the model's own
 LARGEST = 1e30  # what callers may ask for beyond it, or beyond its inverse, would be infinite or 0 in float32
+
+
+class SamplerChoice(NamedTuple):
+    """What a sampler must be able to do for a draw, or for all draws of a step."""
+
+    kind: SamplerKind
+    reports: bool = False  # logprobs of several tokens beside the drawn one
+    controls: bool = False  # penalties, bias and bans
+    candidates: bool = False  # the likeliest tokens after controls and filters, for beams
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,6 +212,12 @@ class Demands:
         if len(params.logit_bias or ()) + len(self.end_token_ids) + len(words) > MOST_ENTRIES:
             return "full"
         return "filtered" if self.narrows else "plain"
+
+    @cached_property
+    def choice(self) -> SamplerChoice:
+        """What a sampler of kernels must be able to do for it."""
+        reports = self.params.logprobs is not None
+        return SamplerChoice(self.sampler, reports, self.is_controlled, self.is_beam_search)
 
     @cached_property
     def distinct_prompts(self) -> tuple[NDArray[np.int64], ...]:

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ramify.engine.demands import SamplerChoice
 from ramify.engine.plan import NOT_FINITE, Asking, Expansions, StepResult, TokenReport, quickly
 from ramify.gpu.kernels import race as codes
 from ramify.gpu.kernels.top_logprobs import Reports
-from ramify.sampling.columns import SamplerChoice
 from ramify.sampling.mixing import NUM_MIXTURE_NUMBERS, as_reports
 from ramify.sampling.piece import NOTHING_IN_COMMON, NOTHING_LEFT
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from ramify.config import LogprobsMode
 from ramify.device.reads import Int64s
 from ramify.device.step import Read
-from ramify.engine.demands import MOST_REPORTED, Demands, SamplerKind
+from ramify.engine.demands import MOST_REPORTED, SamplerChoice, SamplerKind
 from ramify.engine.plan import Draw
 from ramify.gpu.controls import ControlSlots
 from ramify.gpu.kernels.controls import control_blocks, count_drawn, match_words
@@ -37,7 +37,6 @@ from ramify.gpu.kernels.top_logprobs import Processing, Reports, report
 from ramify.gpu.mixer import KernelMixer, row_by_row
 from ramify.gpu.results import NOTHING_IN_COMMON_CODE, Drawn, Results
 from ramify.sampling import columns as column
-from ramify.sampling.columns import SamplerChoice
 from ramify.sampling.mixing import Mixer
 
 
@@ -108,16 +107,12 @@ class KernelSampler:
 
     # -- on the host -----------------------------------------------------------------------------------------
 
-    def serves(self, demands: Demands) -> bool:
-        return demands.sampler != "full" and not (self._mixer is not None and demands.is_beam_search)
+    def serves(self, asked: SamplerChoice) -> bool:
+        return asked.kind != "full" and not (self._mixer is not None and asked.candidates)
 
-    def choose(self, demands: Collection[Demands]) -> SamplerChoice:
-        return SamplerChoice(
-            "filtered" if any(each.narrows for each in demands) else "plain",
-            reports=any(each.params.logprobs is not None for each in demands),
-            controls=any(each.is_controlled for each in demands),
-            candidates=any(each.is_beam_search for each in demands),
-        )
+    def choose(self, asked: Collection[SamplerChoice]) -> SamplerChoice:
+        kinds, *others = zip(*asked, strict=True)
+        return SamplerChoice("filtered" if "filtered" in kinds else "plain", *map(any, others))
 
     def every_choice(self) -> list[SamplerChoice]:
         kinds: tuple[SamplerKind, ...] = ("filtered", "plain")

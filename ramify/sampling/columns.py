@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.engine.demands import SamplerKind
 from ramify.engine.plan import Draw
 from ramify.sampling.draw import noise_words
 
@@ -19,15 +18,6 @@ TEMPERATURE, TOP_P, MIN_P = range(3)
 NUM_INTEGERS, NUM_FLOATS = 8, 3
 NO_SLOT = -1
 LARGEST_COUNT = 2**31 - 1
-
-
-class SamplerChoice(NamedTuple):
-    """What a graph of draws depends on."""
-
-    kind: SamplerKind
-    reports: bool = False  # logprobs of several tokens beside the drawn one
-    controls: bool = False  # penalties, bias and bans
-    candidates: bool = False  # the likeliest tokens after controls and filters, for beams
 
 
 class Columns(NamedTuple):

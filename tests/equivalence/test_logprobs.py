@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ramify import LLM, FinishReason, Request, RequestOutput, SamplingParams
 from ramify.device.lane import Lane
+from ramify.device.reads import Int64s
 from ramify.device.step import PROMPT_ROWS_AT_ONCE
 from ramify.engine.plan import TokenReport
 from ramify.engine.search.logprob_rows import LogprobRows
@@ -236,7 +237,7 @@ def test_no_prompt_becomes_one_array_of_all_its_logits(llm: LLM, monkeypatch: py
     asked_rows: list[int] = []
     logits = Lane.logits
 
-    def watched(lane: Lane, rows: Sequence[int]) -> Tensor:
+    def watched(lane: Lane, rows: Int64s) -> Tensor:
         made = logits(lane, rows)
         asked_rows.append(made.shape[0])
         return made

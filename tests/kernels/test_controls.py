@@ -80,7 +80,7 @@ def rows(count: int, generator: torch.Generator) -> Tensor:
 
 
 def by_kernels(sampler: KernelSampler, logits: list[Tensor], draws: list[Draw], device: torch.device) -> StepResult:
-    choice, columns = sampler.choose({draw.demands for draw in draws}), Columns.of(draws)
+    choice, columns = sampler.choose({draw.demands.choice for draw in draws}), Columns.of(draws)
     columns.integers[column.SLOT] = sampler.settle(draws)
     sampler.draw(
         [part.to(device) for part in logits],
@@ -210,9 +210,9 @@ def test_who_has_no_controls_takes_no_slot(device: torch.device) -> None:
 
 def test_what_kernels_have_no_room_for_is_left_to_torch() -> None:
     sampler = KernelSampler(2, VOCAB, torch.device("cpu"), "raw")
-    assert all(sampler.serves(demands(name, 0, words=True)) for name in ASKED)
+    assert all(sampler.serves(demands(name, 0, words=True).choice) for name in ASKED)
     long = replace(demands("plain", 0), bad_words=(tuple(range(LONGEST_BAD_WORD + 1)),))
-    assert not sampler.serves(long)
+    assert not sampler.serves(long.choice)
     for options in (
         {"logits_processors": [lambda _, row: row]},
         {"strategy": "diverse", "n": 2, "diversity_penalty": 1.0},
@@ -221,4 +221,4 @@ def test_what_kernels_have_no_room_for_is_left_to_torch() -> None:
         {"strategy": "beam_search", "logprobs": 1},
     ):
         params = SamplingParams(**options)
-        assert not sampler.serves(Demands(params, eos_token_ids=ENDS))
+        assert not sampler.serves(Demands(params, eos_token_ids=ENDS).choice)

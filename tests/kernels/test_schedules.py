@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -18,11 +17,12 @@ from torch import Tensor
 
 from ramify import MixtureConfig, Request, RequestOutput, SamplingParams
 from ramify.device.graphs import padded
+from ramify.device.last_draws import LastDraws
 from ramify.device.step import DeviceStep
-from ramify.engine.demands import Demands
+from ramify.engine.demands import Demands, SamplerChoice
+from ramify.engine.plan import Onward, Work
 from ramify.gpu.sampler import KernelSampler
 from ramify.sampling import columns as column
-from ramify.sampling.columns import SamplerChoice
 from ramify.sampling.draw import NoiseKeys, draw
 from ramify.sampling.mixing import Mixer
 from tests.fake import VOCAB, fake_engine
@@ -35,10 +35,11 @@ CPU = torch.device("cpu")
 
 
 class TorchKernels(KernelSampler):
-    """The host's side of the kernels over torch's operators, which take no time: for plain draws alone."""
+    """The host's side of the kernels over torch's operators, which take no time. Not for controls: what they look at is
+    on the device, and not known to torch's sampler where a step runs ahead."""
 
-    def serves(self, demands: Demands) -> bool:
-        return demands.sampler == "plain" and not demands.is_controlled and not demands.is_beam_search
+    def serves(self, asked: SamplerChoice) -> bool:
+        return asked == SamplerChoice("plain", reports=asked.reports)
 
     def draw(self, logits: Sequence[Tensor], integers: Tensor, floats: Tensor, choice: SamplerChoice) -> None:
         assert choice == SamplerChoice("plain", reports=choice.reports)
@@ -83,20 +84,23 @@ def test_many_schedules_do(world: Setting, data: st.DataObject) -> None:
 @given(world=worlds(), data=st.data())
 @settings(max_examples=30, deadline=None)
 def test_rows_that_go_on_are_found_in_every_schedule(world: Setting, data: st.DataObject) -> None:
-    """Many more schedules, where only plain draws go by the fast path."""
-    plain = [(prompt, SamplingParams(**_plain(params)), priority) for prompt, params, priority in world.requests]
+    """Many more schedules, of plain draws beside beams and siblings that torch's sampler serves."""
     keeps_all = data.draw(st.booleans(), label="others beside plain draws")
-    world = replace(world, runs_ahead=True, requests=world.requests if keeps_all else plain)
+    asked = [
+        (prompt, params if keeps_all and not Demands(params).is_controlled else _plain(params), priority)
+        for prompt, params, priority in world.requests
+    ]
+    world = replace(world, runs_ahead=True, requests=asked)
     run(world, data, TorchKernels(padded(world.max_num_seqs), VOCAB, CPU, "raw"))
 
 
-def _plain(params: SamplingParams) -> dict[str, Any]:
-    return {"n": params.n, "seed": 3, "temperature": params.temperature, "max_tokens": params.max_tokens}
+def _plain(params: SamplingParams) -> SamplingParams:
+    return SamplingParams(n=params.n, seed=3, temperature=params.temperature, max_tokens=params.max_tokens)
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_step_that_goes_on_is_not_placed_again(runs_ahead: bool) -> None:
-    """While the same tracks just go on, rows are neither given nor filled anew; what is drawn is the same."""
+    """While the same tracks just go on, none is given a row of its own anew; what is drawn is the same."""
     world = Setting(4, 50, 4, 64, True, False, 0, runs_ahead)
     params = SamplingParams(seed=3, max_tokens=9, ignore_eos=True)
     world.requests.extend(([number, 5], params, 0) for number in range(1, 4))
@@ -105,11 +109,12 @@ def test_a_step_that_goes_on_is_not_placed_again(runs_ahead: bool) -> None:
     assert isinstance(step, DeviceStep)
     begun, begin = [], step.lanes[0].begin
 
-    def counted(*arguments: object) -> None:
-        begun.append(arguments)
-        begin(*arguments)  # type: ignore[arg-type]
+    def counted(work: Work, last: LastDraws, onward: Onward | None) -> None:
+        if work.chunks:
+            begun.append(work)
+        begin(work, last, onward)
 
-    step.lanes[0].begin = counted  # type: ignore[method-assign, assignment]
+    step.lanes[0].begin = counted  # type: ignore[method-assign]
     for number, (prompt, asked, _) in enumerate(world.requests):
         engine.add_request(Request(str(number), None, prompt, asked))
     finished: dict[str, RequestOutput] = {}

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify import SamplingParams
+from ramify.device.last_draws import LastDraws
 from ramify.device.reads import Int64s
 from ramify.device.rows import DrawRows, ModelRows
 from ramify.device.seats import Seats
 from ramify.engine.demands import Demands
-from ramify.engine.plan import PENDING, Chunk, Draw
+from ramify.engine.plan import PENDING, Chunk, Draw, Member, Onward, Plan, Row, Work
 from ramify.sampling.columns import SLOT, Columns
 
 CPU = torch.device("cpu")
@@ -48,7 +49,17 @@ def test_decodes_keep_their_numbers_and_prompts_follow(data: st.DataObject) -> N
             pending = count == 1 and key in drawn_in and data.draw(st.booleans())
             chunks.append(Chunk([PENDING] if pending else list(range(start, start + count)), start, table, key))
         size = sum(len(chunk.token_ids) == 1 for chunk in chunks)
-        placed = rows.place(chunks, size, drawn_in)
+        last = LastDraws(*_drawn(drawn_in))
+        unknown = [chunk.key for chunk in chunks if PENDING in chunk.token_ids]
+        members = data.draw(st.lists(st.sampled_from(unknown), unique=True)) if unknown else []
+        if members:
+            chunks.sort(key=lambda chunk: chunk.key not in members)
+            keys = [chunk.key for chunk in chunks]
+            count = len(members)
+            placed = rows.place(chunks[count:], size, last, _onward(chunks[:count], list(drawn_in)))
+            check(rows, chunks, placed, drawn_in)
+            assert placed[:count].tolist() == list(range(count))
+        placed = rows.place(chunks, size, last)
         check(rows, chunks, placed, drawn_in)
         drawn_in = dict(zip(keys, data.draw(st.permutations(range(len(keys)))), strict=True))
         if size == len(chunks):
@@ -57,6 +68,26 @@ def test_decodes_keep_their_numbers_and_prompts_follow(data: st.DataObject) -> N
                 chunks = [Chunk([PENDING], chunk.start + 1, chunk.block_table, chunk.key) for chunk in chunks]
                 rows.go_on([chunk.block_table for chunk in chunks], placed, drawing_rows)
                 check(rows, chunks, placed, drawn_in)
+
+
+def _drawn(drawn_in: dict[str, int]) -> tuple[Plan, Int64s]:
+    """A plan that drew for these tracks, and the rows it drew in."""
+    work = Work([Chunk([7], 0, (0,), key) for key in drawn_in])
+    demands = Demands(SamplingParams())
+    draws = [Draw(key, 0, 0, 0, (Row(0, index, 0),), demands) for index, key in enumerate(drawn_in)]
+    return Plan([work], draws), np.array(list(drawn_in.values()), np.int64)
+
+
+def _onward(chunks: list[Chunk], drawn: list[str]) -> Onward:
+    return Onward(
+        members=[Member(chunk.key, chunk.key, 0, Demands(SamplingParams()), []) for chunk in chunks],
+        changed=(),
+        positions=np.array([chunk.start for chunk in chunks]),
+        places=np.ones(len(chunks), np.int64),
+        blocks=np.array([chunk.block_table[chunk.start // 4] for chunk in chunks]),
+        tables=[chunk.block_table for chunk in chunks],
+        sources=np.array([drawn.index(chunk.key) for chunk in chunks]),
+    )
 
 
 def check(rows: ModelRows, chunks: list[Chunk], placed: Int64s, drawn_in: dict[str, int]) -> None:
