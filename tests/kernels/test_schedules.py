@@ -114,7 +114,7 @@ def test_a_step_that_goes_on_is_not_placed_again(runs_ahead: bool) -> None:
             begun.append(work)
         begin(work, last, onward)
 
-    step.lanes[0].begin = counted  # type: ignore[method-assign]
+    step.lanes[0].begin = counted  # type: ignore[method-assign, assignment]
     for number, (prompt, asked, _) in enumerate(world.requests):
         engine.add_request(Request(str(number), None, prompt, asked))
     finished: dict[str, RequestOutput] = {}
