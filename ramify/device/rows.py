@@ -215,7 +215,8 @@ class DrawRows:
     def _settle(self, draws: Sequence[Draw], rows: Sequence[int]) -> None:
         integers, floats = self._integers.host, self._floats.host
         for draw, row in zip(draws, rows, strict=True):
-            who = (draw.demands.number, draw.child)
+            # Which beam it is names no noise, and nothing else that is the beam's own stays from step to step.
+            who = (draw.demands.number, 0 if draw.demands.is_beam_search else draw.child)
             if self._settled[row] != who:
                 self._has_new_floats = True
                 integers[:, row], floats[:, row] = numbers_of(draw)

@@ -22,6 +22,9 @@ class Seats:
         wanted = set(keys)
         leaving = [key for key in self._keys if key not in wanted]
         coming = [key for key in keys if key not in self._row_of]
+        # By their names, so that a beam takes the row of one of its own search: most of its numbers are there already.
+        leaving.sort()
+        coming.sort()
         for key, successor in zip(leaving, coming, strict=False):
             self._sit(successor, self._row_of.pop(key))
         for key in leaving[len(coming) :]:

@@ -190,8 +190,9 @@ class EngineCore:
             now, self._under_way = self._under_way or self._launch(self.scheduler.schedule()), None
             if self.device.runs_ahead and not now.schedule.is_empty and not now.schedule.is_short:
                 self._expect(now)
-                ahead = self.scheduler.schedule(may_preempt=False)
-                self._under_way = None if ahead.is_empty else self._launch(ahead)
+                if self.scheduler.has_any_to_go_on():
+                    ahead = self.scheduler.schedule(may_preempt=False)
+                    self._under_way = None if ahead.is_empty else self._launch(ahead)
             outputs = self._record(now, now.ticket())
             if now.schedule.is_empty and self.scheduler.waiting and not self.scheduler.running:
                 outputs.append(self._give_up(self.scheduler.waiting[0].sequences[0]))

@@ -25,6 +25,13 @@ class SharedReads:
         """Tables changed: find out again."""
         self._looked_at, self._sharing_of, self._num_blocks = set(), {}, []
 
+    def fork(self, parent: str, child: str) -> None:
+        """A track holds the blocks of another: it shares what that one shares, and with those."""
+        number = self._sharing_of.get(parent)
+        if number is not None:
+            self._looked_at.add(child)
+            self._sharing_of[child] = number
+
     def leave(self, key: str) -> None:
         """A track gave up its blocks; whoever comes by its name is another."""
         self._looked_at.discard(key)
