@@ -1,12 +1,17 @@
 """What the host costs: scheduling, planning, recording and detokenising, on a device that answers at once.
 
-Three questions. How long does a step take the host while 64 sequences run (goal: under 1 ms)? Does a step get slower
-with the number of requests already finished (10,000 short ones; goal: no)? And how long does a step of 64 beams take
-it, with all that the host does for a GPU: rows, block tables, lists of attention, candidates? Times are those of the
-processor: whoever else uses the machine lengthens them less.
+    samples   how long does a step take the host while 64 sequences run (goal: under 1 ms)?
+    many      does a step get slower with the number of requests already finished (10,000 short ones; goal: no)?
+    steady    with all that the host does for a GPU (rows, block tables, lists of attention, results): how long does a
+              step take while 64, 256 or 512 sequences just go on (goal: flat), with logprobs, with penalties, as fans?
+    burst     the same while 1,000 prompts of 50 to 1,500 tokens come at once, and outputs of 32 to 400 end all the time
+    beams     the same for 8 searches of 8 beams
+
+Times are those of the processor: whoever else uses the machine lengthens them less. The quickest of many steps says
+more than their median where the machine is busy.
 
     python bench/host.py
-    python bench/host.py --only beams
+    python bench/host.py --only steady burst
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +37,7 @@ from ramify.device.reads import Reads
 from ramify.device.step import DeviceStep
 from ramify.engine.blocks import BlockManager
 from ramify.engine.core import Device, EngineCore
+from ramify.engine.demands import SamplerChoice
 from ramify.engine.plan import Plan, StepResult, Ticket, Work
 from ramify.engine.scheduler import Scheduler
 from ramify.gpu.gpu_layers import SHARING
@@ -113,14 +120,17 @@ class InstantLayers:
 
 
 class InstantSampler(KernelSampler):
-    """A GPU's sampler, whose candidates are random tokens with random logprobs, likeliest first."""
+    """A GPU's sampler that draws the same tokens in every step. Beams' candidates are random, likeliest first."""
 
     def __init__(self, max_rows: int) -> None:
         super().__init__(max_rows, 1_024, torch.device("cpu"), "raw")
         self._generator = torch.Generator().manual_seed(0)
+        self._drawn.token_ids.random_(FIRST_TOKEN, LAST_TOKEN, generator=self._generator)
         self.seconds = 0.0
 
-    def draw(self, logits: Sequence[Tensor], *_: object) -> None:
+    def draw(self, logits: Sequence[Tensor], integers: Tensor, floats: Tensor, choice: SamplerChoice) -> None:  # noqa: ARG002
+        if not choice.candidates:
+            return
         start = time.thread_time()
         token_ids, weights, logprobs = (part[: len(logits[0])] for part in self._drawn.candidates)
         token_ids.random_(FIRST_TOKEN, LAST_TOKEN, generator=self._generator)
@@ -129,10 +139,10 @@ class InstantSampler(KernelSampler):
         self.seconds += time.thread_time() - start
 
 
-def engine(tokenizer: Tokenizer, device: Device) -> EngineCore:
+def engine(tokenizer: Tokenizer, device: Device, *, max_num_seqs: int = 256, num_blocks: int = 5_000) -> EngineCore:
     scheduler = Scheduler(
-        [BlockManager(5_000, BLOCK_SIZE, enable_prefix_caching=True)],
-        max_num_seqs=256,
+        [BlockManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=True)],
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=8192,  # all prompts at once, so that all sequences step together
         max_model_len=MAX_MODEL_LEN,
     )
@@ -184,40 +194,105 @@ def after_many(tokenizer: Tokenizer) -> tuple[float, float]:
     return statistics.median(times[:tenth]), statistics.median(times[-tenth:])
 
 
-def beams(tokenizer: Tokenizer) -> float:
-    """The median of 64 steps with 8 searches of 8 beams running, prompts of 512 tokens."""
-    sampler = InstantSampler(max_rows=256)
-    device = DeviceStep([InstantLayers(256)], max_num_seqs=256, kernels=sampler, runs_ahead=True)
-    core = engine(tokenizer, device)
-    numbers = random.Random(0)
-    params = SamplingParams(strategy="beam_search", beam_width=8, max_tokens=80)
-    for number in range(8):
-        prompt = [numbers.randrange(FIRST_TOKEN, LAST_TOKEN) for _ in range(512)]
-        core.add_request(Request(str(number), None, prompt, params))
-    while any(len(gang.sequences) < 8 for gang in core.scheduler.running) or core.scheduler.waiting:
-        core.step()
-    gc.freeze()  # as the loops of every driver do
-    return statistics.median(host_ms(core, sampler) for _ in range(64))
+class OnGpu:
+    """An engine with all that the host does for a GPU."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.sampler = InstantSampler(max_rows=512)
+        device = DeviceStep([InstantLayers(512)], max_num_seqs=512, kernels=self.sampler, runs_ahead=True)
+        self.core = engine(tokenizer, device, max_num_seqs=512, num_blocks=100_000)
+        self._numbers = random.Random(0)
+        self._num_added = 0
+
+    def add(self, length: int, **params: Any) -> None:
+        prompt = [self._numbers.randrange(FIRST_TOKEN, LAST_TOKEN) for _ in range(length)]
+        self.core.add_request(Request(str(self._num_added), None, prompt, SamplingParams(**params)))
+        self._num_added += 1
+
+    def times(self, most: int) -> list[float]:
+        """Host times of so many steps, or of all there are."""
+        gc.collect()
+        gc.freeze()  # as the loops of every driver do
+        found: list[float] = []
+        while self.core.has_unfinished() and len(found) < most:
+            found.append(host_ms(self.core, self.sampler))
+        gc.unfreeze()
+        return found
+
+
+def steady(tokenizer: Tokenizer, count: int, samples: int, length: int, **params: Any) -> list[float]:
+    """200 steps in which everyone just goes on."""
+    on_gpu = OnGpu(tokenizer)
+    for _ in range(count):
+        on_gpu.add(length, n=samples, max_tokens=300, ignore_eos=True, **params)
+    scheduler = on_gpu.core.scheduler
+    while scheduler.waiting or len(scheduler.running) < count * samples:
+        on_gpu.core.step()
+    for _ in range(20):
+        on_gpu.core.step()
+    return on_gpu.times(200)
+
+
+def burst(tokenizer: Tokenizer) -> list[float]:
+    """All steps."""
+    on_gpu, numbers = OnGpu(tokenizer), random.Random(1)
+    for _ in range(1_000):
+        on_gpu.add(numbers.randint(50, 1_500), max_tokens=numbers.randint(32, 400), ignore_eos=True, top_p=0.95)
+    return on_gpu.times(5_000)
+
+
+def beams(tokenizer: Tokenizer) -> list[float]:
+    """64 steps with 8 searches of 8 beams, prompts of 512 tokens."""
+    on_gpu = OnGpu(tokenizer)
+    for _ in range(8):
+        on_gpu.add(512, strategy="beam_search", beam_width=8, max_tokens=80)
+    scheduler = on_gpu.core.scheduler
+    while any(len(gang.sequences) < 8 for gang in scheduler.running) or scheduler.waiting:
+        on_gpu.core.step()
+    return on_gpu.times(64)
+
+
+STEADY: dict[str, tuple[str, tuple[int, int, int], dict[str, Any]]] = {
+    "rows64": ("64 sequences that just go on", (64, 1, 128), {}),
+    "rows256": ("256", (256, 1, 128), {}),
+    "rows512": ("512", (512, 1, 128), {}),
+    "logprobs256": ("256 with logprobs", (256, 1, 128), {"logprobs": 5}),
+    "penalties256": ("256 with penalties", (256, 1, 128), {"repetition_penalty": 1.1, "presence_penalty": 0.2}),
+    "fan8x32": ("32 samples of each of 8 prompts", (8, 32, 2_048), {}),
+}
+QUESTIONS = ("samples", "many", "steady", "burst", "beams")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", choices=["samples", "many", "beams"], help="one of the three questions")
+    parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=QUESTIONS, help="some of the questions")
     only = parser.parse_args().only
     tokenizer = tokenizer_from_gguf(GGUFFile.open(Path(embedded.fetch())).metadata)
     found: dict[str, float] = {}
-    if only in (None, "samples"):
+
+    def tell(name: str, label: str, times: list[float]) -> None:
+        found[f"{name}_ms"], found[f"{name}_quickest_ms"] = statistics.median(times), min(times)
+        whole = f", {sum(times) / len(times):.3f} on average of {len(times)} steps" if name == "burst" else ""
+        print(f"{label:<42}{found[f'{name}_ms']:7.3f} ms, the quickest {min(times):.3f}{whole}", flush=True)
+
+    if "samples" in only:
         siblings, strangers = steady_state(tokenizer, True), steady_state(tokenizer, False)
         print(f"64 siblings of one 1,024-token prompt     {siblings:7.3f} ms of host time a step (goal: under 1)")
         print(f"64 different 1,024-token prompts          {strangers:7.3f} ms")
         found |= {"siblings64_ms": siblings, "strangers64_ms": strangers}
-    if only in (None, "many"):
+    if "many" in only:
         first, last = after_many(tokenizer)
         print(f"10,000 requests: first tenth, last tenth  {first:7.3f} ms, {last:.3f} ms ({last / first:.2f}x)")
         found |= {"first_tenth_ms": first, "last_tenth_ms": last}
-    if only in (None, "beams"):
-        found["beams64_ms"] = beams(tokenizer)
-        print(f"8 searches of 8 beams, on a GPU           {found['beams64_ms']:7.3f} ms")
+    if "steady" in only:
+        for name, (label, prompts, params) in STEADY.items():
+            tell(name, f"on a GPU: {label}", steady(tokenizer, *prompts, **params))
+    if "burst" in only:
+        times = burst(tokenizer)
+        found["burst_seconds"] = sum(times) / 1e3
+        tell("burst", "on a GPU: 1,000 prompts at once", times)
+    if "beams" in only:
+        tell("beams64", "on a GPU: 8 searches of 8 beams", beams(tokenizer))
     result = {
         "engine": "ramify",
         "workload": "host",
