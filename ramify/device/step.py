@@ -13,7 +13,7 @@ by torch's operators from the same logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -104,7 +104,6 @@ class _GoingOn:
 
     members: Sequence[Member]
     changed: Sequence[int]  # whose rows may hold others' numbers
-    asked: Set[SamplerChoice]  # what they ask for
     slots: Int64s | None = None  # of their controls, if the last step drew for nobody else
 
 
@@ -240,8 +239,8 @@ class DeviceStep:
             if going_on is None or going_on.members is not onward.members:
                 members = onward.members
                 changed = range(len(members)) if going_on is None else onward.changed
-                going_on = _GoingOn(members, changed, {member.demands.choice for member in members})
-            asked |= going_on.asked
+                going_on = _GoingOn(members, changed)
+            asked |= onward.asked
         if not all(map(kernels.serves, asked)) or len(tracks[0].rows) > self._max_draws:
             return self._draw_in_parts(plan.spelled_out(), tracks)
         choice = kernels.choose(asked)

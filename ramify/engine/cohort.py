@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ramify.engine.blocks import BlockManager
-from ramify.engine.demands import Demands
+from ramify.engine.demands import Demands, SamplerChoice
 from ramify.engine.plan import BlockCopy, Member, Onward
 from ramify.engine.schedule import GoingOn
 from ramify.engine.search.child import Child
@@ -50,6 +50,7 @@ class Cohort:
         self._tables: list[tuple[int, ...]] = []
         self._numbers = np.zeros((NUM_COLUMNS, 16), np.int64)
         self._index_of: dict[str, int] = {}  # by track
+        self._asked: Counter[SamplerChoice] = Counter()  # how many members ask for it
         self._ends: Counter[frozenset[int]] = Counter()  # by end tokens, how many members have these
         self._end_token_ids: frozenset[int] = frozenset()
         self._loud: set[str] = set()  # tracks whose tokens somebody looks at as they come
@@ -84,7 +85,7 @@ class Cohort:
         self._changed.add(index)
         if not is_quiet:
             self._loud.add(track.key)
-        self._count_ends(demands.end_token_ids, 1)
+        self._count(demands, 1)
 
     def leave(self, sequence: Sequence) -> None:
         """Whether it is there or not; the last takes its place."""
@@ -106,7 +107,7 @@ class Cohort:
         self._changed.discard(last)
         self._fresh.discard(key)
         self._loud.discard(key)
-        self._count_ends(demands.end_token_ids, -1)
+        self._count(demands, -1)
 
     def dissolve(self) -> list[Sequence]:
         """Nobody is in it any more; returns who was."""
@@ -147,6 +148,7 @@ class Cohort:
         onward = Onward(
             members,
             sorted(self._changed),
+            asked={asked for asked, count in self._asked.items() if count},
             positions=position.copy(),
             places=place.copy(),
             blocks=block.copy(),
@@ -184,8 +186,10 @@ class Cohort:
             self._columns, self._tables, self._is_kept = self._columns.copy(), list(self._tables), False
         return self._columns
 
-    def _count_ends(self, end_token_ids: frozenset[int], change: int) -> None:
-        self._ends[end_token_ids] += change
-        if self._ends[end_token_ids] in (0, change):  # the last one left, or the first one came
+    def _count(self, demands: Demands, change: int) -> None:
+        """One more or one less who asks for this."""
+        self._asked[demands.choice] += change
+        self._ends[demands.end_token_ids] += change
+        if self._ends[demands.end_token_ids] in (0, change):  # the last one left, or the first one came
             self._ends = +self._ends
             self._end_token_ids = frozenset().union(*self._ends)

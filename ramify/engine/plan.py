@@ -5,14 +5,14 @@ What is made for every row of every step is a NamedTuple: as frozen as a datacla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.engine.demands import Demands
+from ramify.engine.demands import Demands, SamplerChoice
 from ramify.outputs import MixtureReport
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
@@ -126,6 +126,7 @@ class Onward:
 
     members: Sequence[Member]
     changed: Sequence[int]  # where another member stands than in the step before, if that had members
+    asked: Set[SamplerChoice]  # what all of them ask a sampler for
     positions: Integers  # (M,) what is computed
     places: Integers  # (M,) what is drawn, in the output
     blocks: Integers  # (M,) of these positions

@@ -82,6 +82,7 @@ def _onward(chunks: list[Chunk], drawn: list[str]) -> Onward:
     return Onward(
         members=[Member(chunk.key, chunk.key, 0, Demands(SamplingParams()), []) for chunk in chunks],
         changed=(),
+        asked=frozenset(),
         positions=np.array([chunk.start for chunk in chunks]),
         places=np.ones(len(chunks), np.int64),
         blocks=np.array([chunk.block_table[chunk.start // 4] for chunk in chunks]),
