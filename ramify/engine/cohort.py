@@ -62,9 +62,6 @@ class Cohort:
     def __len__(self) -> int:
         return len(self._index_of)
 
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence.tracks[0].key in self._index_of
-
     # -- coming and going ------------------------------------------------------------------------------------
 
     def join(self, sequence: Sequence, child: Child, demands: Demands, source: int, *, is_quiet: bool) -> None:
