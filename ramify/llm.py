@@ -15,11 +15,12 @@ from ramify.drive.intake import Prompt, as_prompts, one_for_each
 from ramify.drive.loops import Calls
 from ramify.drive.tree import Tree
 from ramify.engine.request import Request
-from ramify.errors import InvalidInputError, UnsupportedAttributeError, UnsupportedError, WeightsError
+from ramify.errors import InvalidInputError, UnsupportedAttributeError, WeightsError
 from ramify.foreign.keywords import own_keywords, strict_keywords
 from ramify.foreign.vllm import ATTRIBUTES, CHAT_KEYWORDS, GENERATE_KEYWORDS
 from ramify.models.weights import fill
 from ramify.outputs import RequestOutput
+from ramify.parallel.leading import replaced_everywhere
 from ramify.sampling_params import SamplingParams, SamplingStrategy
 from ramify.text.codec import Message
 from ramify.text.hugging_face_tokenizer import HuggingFaceTokenizer
@@ -50,6 +51,7 @@ class LLM:
         self._codec = engine.codec
         self._intake = engine.intake
         self._decoder = engine.decoders[0]
+        self._team = engine.team
         self._weights_are_whole = True
 
     # -- generating ------------------------------------------------------------------------------------------
@@ -213,11 +215,6 @@ class LLM:
     def _replace_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         if self.core.has_unfinished():
             raise InvalidInputError("weights can be replaced between calls only: requests are running")
-        if self._decoder.ranks is not None:
-            raise UnsupportedError(
-                "load_weights replaces the weights of one rank, and this engine's model is shared by "
-                f"tensor_parallel_size {self._decoder.ranks.size}: make a new engine from the new weights"
-            )
         if formats := self._decoder.quantised_formats:
             raise InvalidInputError(
                 f"the model's weights are held quantised ({', '.join(formats)}) and cannot be replaced by others: "
@@ -226,6 +223,8 @@ class LLM:
         self._weights_are_whole = False
         self.core.reset_prefix_cache()
         self.core.release_all_kept()
+        if self._team is not None:
+            weights = replaced_everywhere(weights, self._decoder.shard, self._team, model=0)
         fill(self._decoder, weights)
         self._weights_are_whole = True
 

@@ -55,6 +55,7 @@ class Engine(Generic[Kind]):
     core: EngineCore
     intake: Kind
     max_model_len: int
+    team: Team | None = None  # the other ranks, where the models are shared
 
 
 def build_engine(config: EngineConfig, say: Callable[[str], None]) -> Engine[Intake]:
@@ -73,7 +74,7 @@ def build_engine(config: EngineConfig, say: Callable[[str], None]) -> Engine[Int
         team=team,
         say=say,
     )
-    return Engine(config, (decoder,), prepared.codec, core, prepared.intake(core.check), max_model_len)
+    return Engine(config, (decoder,), prepared.codec, core, prepared.intake(core.check), max_model_len, team)
 
 
 def build_pair(
@@ -112,7 +113,7 @@ def build_pair(
         team=team,
         say=say,
     )
-    return Engine(teacher, tuple(decoders), codec, core, prepared.intake(core.check), min(lengths))
+    return Engine(teacher, tuple(decoders), codec, core, prepared.intake(core.check), min(lengths), team)
 
 
 def _load(loaders: Sequence[ModelLoader], packing: PanelPacking | None, team: Team | None) -> list[Decoder]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ramify.errors import WeightsError
-from ramify.models.decoder import Decoder, parameters, places
+from ramify.models.decoder import Decoder, Parameter, parameters, places
 from ramify.models.families import Architecture
 from ramify.models.linear import Packing
 from ramify.models.shards import Ranks
@@ -95,14 +95,25 @@ def fill(decoder: Decoder, stream: Iterable[tuple[str, Tensor | StoredTensor]]) 
             raise WeightsError(f"{name} must have shape {tuple(target.tensor.shape)}, got {tuple(tensor.shape)}")
         if isinstance(tensor, Tensor) and tensor.dtype not in FLOATS:
             raise WeightsError(f"{name} must hold floating-point numbers, got {tensor.dtype}")
-        if target.matrix is not None and decoder.packing is not None:
-            stored = StoredTensor.of(tensor) if isinstance(tensor, Tensor) else tensor
-            target.matrix.put(target.first_row, stored, decoder.packing)
-        else:
-            target.tensor.copy_(_numbers(tensor))
+        _put(decoder, target, tensor)
     if missing:
         raise WeightsError(f"the checkpoint lacks {_some(missing)}")
     _add_biases_once(decoder)
+
+
+@torch.inference_mode()
+def replace_one(decoder: Decoder, name: str, tensor: Tensor) -> None:
+    """Fills one parameter, or this rank's part of it; whoever leads has checked that it fits."""
+    _put(decoder, dict(places(decoder))[name], tensor)
+    _add_biases_once(decoder)
+
+
+def _put(decoder: Decoder, target: Parameter, tensor: Tensor | StoredTensor) -> None:
+    if target.matrix is not None and decoder.packing is not None:
+        stored = StoredTensor.of(tensor) if isinstance(tensor, Tensor) else tensor
+        target.matrix.put(target.first_row, stored, decoder.packing)
+    else:
+        target.tensor.copy_(_numbers(tensor))
 
 
 def fill_randomly(decoder: Decoder, seed: int, dtype: torch.dtype) -> None:

@@ -16,9 +16,11 @@ from ramify.device.layers import Batch, Layers
 from ramify.device.pool import KVPool
 from ramify.errors import ProtocolError
 from ramify.models.loader import ModelLoader
+from ramify.models.weights import FLOATS, replace_one
 from ramify.parallel.group import RankGroup
-from ramify.parallel.orders import Forward, Load, Logits, Move, Order, Prepare, Serve, order_of
+from ramify.parallel.orders import Forward, Load, Logits, Move, Order, Prepare, Replace, Serve, order_of
 
+FLOATS_BY_NAME = {str(dtype): dtype for dtype in FLOATS}
 READY = b'{"ready": true}\n'
 
 
@@ -69,6 +71,10 @@ class Follower:
             decoder = self._decoders[order.model]
             hidden = torch.empty(order.num_rows, decoder.arch.hidden_size, dtype=decoder.dtype)
             self._layers[order.model].logits(self._ranks.share(hidden))
+        elif isinstance(order, Replace):
+            decoder = self._decoders[order.model]
+            whole = self._ranks.share(torch.empty(order.shape, dtype=FLOATS_BY_NAME[order.dtype]))
+            replace_one(decoder, order.name, decoder.shard.cut(order.name, whole))
         return False
 
     def _serve(self, order: Serve) -> None:

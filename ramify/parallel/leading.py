@@ -1,8 +1,8 @@
-"""LeadingLayers: a model that ranks share, as one model: what is asked of it, all ranks do."""
+"""A model that ranks share, as one model: what is asked of it, all ranks do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,11 @@ from torch import Tensor
 from ramify.device.layers import Batch, Layers, Pool
 from ramify.device.reads import Reads, SharingRule
 from ramify.engine.plan import Work
-from ramify.parallel.orders import Forward, Logits, Move, Prepare
+from ramify.errors import WeightsError
+from ramify.models.decoder import Decoder, parameters
+from ramify.models.shards import Shard
+from ramify.models.weights import EMBEDDING, FLOATS, TIED_HEAD
+from ramify.parallel.orders import Forward, Logits, Move, Prepare, Replace
 from ramify.parallel.team import Team
 
 
@@ -65,3 +69,25 @@ class LeadingLayers:
         """Hidden states are the same on every rank, but which rows are asked for only this one knows: it sends them."""
         order = Logits(self._model, hidden.shape[0])
         return self.team.together(order, lambda: self._layers.logits(self.team.ranks.share(hidden.contiguous()), out))
+
+
+def replaced_everywhere(
+    weights: Iterable[tuple[str, Tensor]], shard: Shard, team: Team, model: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Whole parameters to the other ranks, one at a time, and this rank's parts of them to whoever fills its own."""
+    skeleton = Decoder(shard.arch, torch.float32, torch.device("meta"))
+    shapes = {name: tuple(tensor.shape) for name, tensor in parameters(skeleton)}
+    for name, tensor in weights:
+        if name in shapes and tuple(tensor.shape) != shapes[name]:
+            raise WeightsError(f"{name} must have shape {shapes[name]}, got {tuple(tensor.shape)}")
+        is_tied_head = name == TIED_HEAD and name not in shapes and tuple(tensor.shape) == shapes[EMBEDDING]
+        if name not in shapes and not is_tied_head:
+            yield name, tensor  # nothing that the model has: it is refused there
+            continue
+        if is_tied_head or tensor.dtype not in FLOATS:
+            yield name, shard.cut(name, tensor)  # compared with the embedding, or refused
+            continue
+        whole = tensor.detach().cpu().contiguous()
+        order = Replace(model, name, list(whole.shape), str(whole.dtype))
+        team.together(order, lambda whole=whole: team.ranks.share(whole))  # type: ignore[misc]
+        yield name, shard.cut(name, whole)

@@ -7,6 +7,7 @@
     Prepare     who reads what in a step
     Forward     the rows of a step
     Logits      after rows that the leading rank sends
+    Replace     a parameter by another, which the leading rank sends whole
 
 An order says what the leading rank does itself at that moment, so that what ranks compute together is in step.
 """
@@ -107,8 +108,16 @@ class Logits:
     num_rows: int
 
 
-Order = Load | Serve | Move | Prepare | Forward | Logits
-_KINDS = {kind.__name__: kind for kind in (Load, Serve, Move, Prepare, Forward, Logits)}
+@dataclass(frozen=True, slots=True)
+class Replace:
+    model: int
+    name: str
+    shape: list[int]
+    dtype: str  # as torch names it
+
+
+Order = Load | Serve | Move | Prepare | Forward | Logits | Replace
+_KINDS = {kind.__name__: kind for kind in (Load, Serve, Move, Prepare, Forward, Logits, Replace)}
 
 
 def line_of(order: Order) -> bytes:

@@ -14,11 +14,13 @@ from typing import Any
 
 import gguf
 import pytest
+import torch
 import transformers
+from safetensors.torch import load_file
 
 from ramify import LLM, OptimalSampling, RequestOutput, SamplingParams
 from ramify.device.step import DeviceStep
-from ramify.errors import EngineLostError, ModelError, UnsupportedError
+from ramify.errors import EngineLostError, ModelError, WeightsError
 from ramify.parallel.leading import LeadingLayers
 from tests.conftest import CheckpointMaker
 from tests.equivalence.test_gguf_families import write_gguf
@@ -190,8 +192,35 @@ def test_a_rank_that_dies_ends_the_engine_with_its_name(make_checkpoint: Checkpo
     for _ in range(2):  # at once, and from then on
         with pytest.raises(EngineLostError, match=r"rank 1 of 2 was ended by SIGKILL; make a new engine"):
             shared.generate(PROMPTS[:2], params, use_tqdm=False)
-    with pytest.raises(UnsupportedError, match=r"tensor_parallel_size 2: make a new engine"):
-        shared.load_weights([])
+
+
+def test_weights_are_replaced_on_every_rank(
+    make_checkpoint: CheckpointMaker,
+    rank_threads: list[RankThread],  # noqa: F811
+) -> None:
+    """As a training loop has them, whole; on kernels and on torch's operators; refused as one rank refuses them."""
+    folders = [make_checkpoint("llama", attention_bias=True, mlp_bias=True, num_hidden_layers=2) for _ in range(2)]
+    params = SamplingParams(n=2, seed=1, max_tokens=6)
+    weights = {name: tensor * 1.1 for name, tensor in load_file(folders[1] / "model.safetensors").items()}
+    alone = LLM(str(folders[0]), **OPTIONS)
+    before = alone.generate(PROMPTS, params, use_tqdm=False)
+    alone.load_weights(weights.items())
+    expected = alone.generate(PROMPTS, params, use_tqdm=False)
+    for enforce_eager in (False, True):
+        shared = LLM(str(folders[0]), tensor_parallel_size=2, enforce_eager=enforce_eager, **OPTIONS)
+        check_equal(shared.generate(PROMPTS, params, use_tqdm=False), before)
+        for wrong in (
+            {"lm_head.weight": torch.zeros(3, 4)},
+            {"strange": torch.zeros(2)},
+            dict(list(weights.items())[:3]),
+        ):
+            with pytest.raises(WeightsError):
+                shared.load_weights(wrong.items())
+            with pytest.raises(WeightsError, match="broke off"):
+                shared.generate(PROMPTS, params, use_tqdm=False)
+        shared.load_weights(weights.items())
+        check_equal(shared.generate(PROMPTS, params, use_tqdm=False), expected)
+    assert "Replace" in rank_threads[0].orders
 
 
 def test_a_rank_that_never_comes_is_not_waited_for(
