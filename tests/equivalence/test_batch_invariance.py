@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify import LLM, SamplingParams
+from ramify import LLM, OptimalSampling, SamplingParams
 from ramify.errors import UnsupportedError
 from tests import bits
 from tests.conftest import CheckpointMaker
@@ -44,6 +44,26 @@ def test_a_callers_processor_keeps_its_bits(folder: Path) -> None:
     others = bits.random_requests(6, random.Random(0), vocab_size=300, longest_prompt=40, most_tokens=6)
     together = bits.told_together(llm, [bits.Asked([5, 6, 7], params), *others], random.Random(0))
     assert together[0] == alone
+
+
+def test_two_models(make_checkpoint: CheckpointMaker, folder: Path) -> None:
+    """Also what is told of their mixture."""
+    theta = make_checkpoint("qwen2")
+    both = OptimalSampling(
+        str(folder),
+        str(theta),
+        teacher_top_p=0.9,
+        batch_invariant=True,
+        max_model_len=128,
+        num_kv_blocks=64,
+    )
+    prompts = [list(range(10, 70)), list(range(10, 50)), [7, 8]]
+
+    def drawn(chosen: list[list[int]]) -> list[object]:
+        made = both.generate(chosen, n=2, seed=4, max_tokens=5, temperature=0.8, ignore_eos=True, use_tqdm=False)
+        return [*zip(made.generated_ids, made.alpha_history, made.diagnostics["kl_theta"], strict=True)]
+
+    assert [sample for prompt in prompts for sample in drawn([prompt])] == drawn(prompts)
 
 
 def test_several_ranks_are_refused(folder: Path) -> None:
