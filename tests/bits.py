@@ -50,6 +50,8 @@ def _params(numbers: random.Random, vocab_size: int, most_tokens: int, *, beams:
         options |= {"top_k": numbers.choice([-1, 3, 20]), "top_p": numbers.choice([1.0, 0.9, 0.5])}
     if numbers.random() < 0.2:
         options["min_p"] = 0.05
+    if numbers.random() < 0.1:  # drawn by torch's operators on a GPU too
+        options |= numbers.choice([{"typical_p": 0.8}, {"top_n_sigma": 1.5}])
     if numbers.random() < 0.3:
         options |= {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2}
     if numbers.random() < 0.2:

@@ -25,7 +25,7 @@ ROWS = 700 if ON_GPU else 70
 @pytest.fixture
 def few_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that columns are split, and many rows are folded, at sizes for the interpreter."""
-    monkeypatch.setattr(invariant_products, "PROCESSORS", 132 if ON_GPU else 4)
+    monkeypatch.setattr(invariant_products, "PROCESSORS", 40 if ON_GPU else 4)
 
 
 def linear(dtype: torch.dtype, device: torch.device) -> Linear:
