@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -123,6 +124,45 @@ def test_a_step_that_goes_on_is_not_placed_again(runs_ahead: bool) -> None:
     for number, (prompt, asked, _) in enumerate(world.requests):
         assert tokens_of(finished[str(number)]) == alone(prompt, asked)
     assert len(begun) == (1 if runs_ahead else 9)
+
+
+def test_what_kernels_do_not_serve_costs_its_own_rows_alone() -> None:
+    """A caller's own processor, and a rule that no kernel has: the others' rows are drawn by kernels beside them."""
+
+    def first_half(_token_ids: object, logits: torch.Tensor) -> torch.Tensor:
+        logits[VOCAB // 2 :] = -torch.inf
+        return logits
+
+    world = Setting(4, 50, 4, 64, True, False, 0, True)
+    asked: list[dict[str, Any]] = [
+        {},
+        {"logits_processors": [first_half]},
+        {"repetition_penalty": 1.3},
+        {"typical_p": 0.7},
+    ]
+    world.requests.extend(
+        ([number + 1, 5], SamplingParams(seed=3, max_tokens=4, ignore_eos=True, **options), 0)
+        for number, options in enumerate(asked)
+    )
+    engine = engine_for(world, kernels=KernelSampler(4, VOCAB, CPU, "raw"))
+    step = engine.device
+    assert isinstance(step, DeviceStep)
+    by_torch: set[str] = set()
+    sample = step.sampler.sample
+
+    def counted(sources: Any, draws: Any) -> Any:
+        by_torch.update(draw.request_id for draw in draws)
+        return sample(sources, draws)
+
+    step.sampler.sample = counted  # type: ignore[method-assign]
+    for number, (prompt, params, _) in enumerate(world.requests):
+        engine.add_request(Request(str(number), None, prompt, params))
+    finished: dict[str, RequestOutput] = {}
+    while engine.has_unfinished():
+        finished |= {output.request_id: output for output in engine.step()}
+    assert by_torch == {"1", "3"}
+    for number, (prompt, params, _) in enumerate(world.requests):
+        assert tokens_of(finished[str(number)]) == alone(prompt, params)
 
 
 @pytest.mark.parametrize("models", [1, 2])

@@ -76,7 +76,10 @@ CONTROLS: list[dict[str, Any]] = [
     {"presence_penalty": 1.0},
     {"logit_bias": {5: 9.0, 0: 4.0}, "min_tokens": 1},
     {"allowed_token_ids": [0, 1, 2, 9, 100, 299], "repetition_penalty": 0.8},
+    {"no_repeat_ngram_size": 2, "dry_multiplier": 2.0, "dry_allowed_length": 1},
+    {"typical_p": 0.8, "top_n_sigma": 3.0, "smoothing_factor": 0.3},
 ]
+OF_DRAWS: list[dict[str, Any]] = [{"mirostat_tau": 2.0}, {"xtc_probability": 0.5, "epsilon_cutoff": 1e-4}]
 
 
 @st.composite
@@ -86,20 +89,25 @@ def requests(draw: st.DrawFn) -> tuple[list[int], SamplingParams, int]:
         st.lists(st.integers(1, 2), max_size=9)
     )
     n = draw(st.integers(1, 5))
-    kind = draw(st.sampled_from(["parallel", "best_of", "beams", "groups", "diverse"]))
+    kind = draw(st.sampled_from(["parallel", "best_of", "beams", "groups", "diverse", "arithmetic", "distinct"]))
     options: dict[str, Any] = {"n": n, "max_tokens": draw(st.integers(1, 9))}
     if kind == "beams":
         options |= {"strategy": "beam_search", "early_stopping": draw(st.sampled_from([True, False, "never"]))}
     elif kind == "groups":
         options |= {"strategy": "beam_search", "n": 2, "beam_width": 4, "num_beam_groups": 2, "diversity_penalty": 1.5}
+    elif kind == "distinct":
+        options |= {"strategy": "without_replacement", "seed": draw(st.integers(0, 3))}
     else:
         options["seed"] = draw(st.integers(0, 3))
         options["temperature"] = 0.0 if n == 1 and draw(st.booleans()) else 1.0
         if kind == "diverse":
             options |= {"strategy": "diverse", "diversity_penalty": 2.0}
+        elif kind == "arithmetic":
+            options["strategy"] = "arithmetic"
         elif kind == "best_of" and options["temperature"]:
             options["best_of"] = n + draw(st.integers(0, 2))
-    options |= draw(st.sampled_from([{}, {}, *CONTROLS]))
+    of_draws = OF_DRAWS if kind in ("parallel", "best_of", "diverse", "arithmetic") else []
+    options |= draw(st.sampled_from([{}, {}, *CONTROLS, *of_draws]))
     return prompt, SamplingParams(**options), draw(st.integers(-1, 1))
 
 

@@ -313,3 +313,26 @@ def test_models_with_nothing_in_common_end_that_request_alone() -> None:
     assert outputs["bad"].error == NOTHING_IN_COMMON
     assert outputs["bad"].outputs[0].finish_reason is FinishReason.ERROR
     assert told_by(outputs["good"]) == by_hand(Asked([1, 2], [7, 8], params))
+
+
+def test_the_other_ways_to_draw_act_on_the_mixture() -> None:
+    """Rules, codes and mirostat's limit as by hand; and sequences without replacement, all different."""
+    asked = [
+        Asked([1, 2, 3], [9], SamplingParams(seed=1, n=3, max_tokens=4, strategy="arithmetic")),
+        Asked([7], [1, 2], SamplingParams(seed=2, max_tokens=5, mirostat_tau=2.0)),
+        Asked(
+            [5, 6], [8], SamplingParams(seed=3, max_tokens=5, typical_p=0.8, xtc_probability=0.5, dry_multiplier=1.0)
+        ),
+        Asked([5, 6], [8], SamplingParams(seed=3, n=4, max_tokens=3, strategy="without_replacement")),
+    ]
+    engine = fake_engine(num_models=2, mixer=Mixer(MixtureConfig()))
+    for number, each in enumerate(asked):
+        engine.add_request(each.request(str(number)))
+    finished = run_both(engine)
+    for number, each in enumerate(asked[:3]):
+        assert told_by(finished[str(number)]) == by_hand(each)
+    distinct = finished["3"].outputs
+    assert len({completion.token_ids for completion in distinct}) == 4
+    for completion in distinct:
+        assert completion.inclusion is not None
+        assert completion.inclusion.logprob == pytest.approx(completion.cumulative_logprob, abs=1e-4)
