@@ -3,10 +3,10 @@
 
 #include "formats.h"
 
-constexpr long DEPTH_AT_ONCE = 512;    // of numbers: 128 KiB of a panel stay in the second cache
-constexpr long UNPACKED_AT_ONCE = 64;  // of packed weights: they become numbers in the first
-constexpr long ROWS_AT_ONCE = 192;     // of x: they stay in the second cache while panels pass by
-constexpr long PREFETCHED = 2048;      // bytes ahead: memory's own prefetching ends where a page does
+constexpr long DEPTH_AT_ONCE = 512;     // of numbers: 128 KiB of a panel stay in the second cache
+constexpr long UNPACKED_AT_ONCE = 256;  // of packed weights, as numbers: sums are then read and written rarely enough
+constexpr long ROWS_AT_ONCE = 192;      // of x: they stay in the second cache while panels pass by
+constexpr long PREFETCHED = 2048;       // bytes ahead: memory's own prefetching ends where a page does
 
 // How many rows are multiplied at once by weights that are unpacked in registers. From twice as many rows on, it is
 // faster to unpack them into the cache.
