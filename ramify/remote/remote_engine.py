@@ -160,7 +160,8 @@ class RemoteEngine:
                 self._is_sound = message.is_sound
 
     def lose(self, error: EngineLostError) -> None:
-        numbers = list(self._assemblies)
+        with self._lock:  # who submits holds it, and has either seen the loss or is among these
+            numbers = list(self._assemblies)
         self._forget(numbers, error if self._accepts else EngineClosedError("the engine has been shut down"))
 
     def _take(self, told: Told) -> None:
