@@ -32,13 +32,13 @@ def main(descriptor: int) -> None:
     parent = os.getppid()
     control = socket.socket(fileno=descriptor)
     sys.path[:] = json.loads(_frame(control))
-    build = _frame(control)
+    builds: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     arrivals: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-    threading.Thread(target=_watch, args=(control, parent, arrivals), name="ramify-parent", daemon=True).start()
+    threading.Thread(target=_hear, args=(control, parent, builds, arrivals), name="ramify-parent", daemon=True).start()
 
-    from ramify.remote.engine_server import serve  # brings torch
+    from ramify.remote.engine_server import serve  # brings torch, while the parent finds out what to build
 
-    serve(build, arrivals)
+    serve(builds.get(), arrivals)
 
 
 def _frame(control: socket.socket) -> bytes:
@@ -56,7 +56,13 @@ def _exactly(control: socket.socket, count: int) -> bytes:
     return content
 
 
-def _watch(control: socket.socket, parent: int, arrivals: queue.SimpleQueue[socket.socket]) -> None:
+def _hear(
+    control: socket.socket,
+    parent: int,
+    builds: queue.SimpleQueue[bytes],
+    arrivals: queue.SimpleQueue[socket.socket],
+) -> None:
+    builds.put(_frame(control))
     while os.getppid() == parent:
         readable, _, _ = select.select([control], [], [], SECONDS_BETWEEN_LOOKS)
         if not readable:

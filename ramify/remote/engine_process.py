@@ -18,16 +18,23 @@ from ramify.remote.messages import Build, OneModel, TwoModels, encode
 
 _PROGRAM = Path(__file__).with_name("child.py")
 _SECONDS_TO_END = 10.0
+_GPU = Path("/dev/nvidiactl")  # there where the driver is; torch knows for certain, but takes its time
+
+
+def started_early(wanted: bool | None) -> EngineProcess | None:
+    """A process for engines, if there is to be one. Where nobody says, it is where a GPU seems to be."""
+    return EngineProcess() if wanted or (wanted is None and _GPU.exists()) else None
 
 
 class EngineProcess:
-    """Starts at once and loads its models meanwhile. It ends when `stop` is called or this process ends.
+    """Starts at once and imports what an engine needs, so that this process may import meanwhile what it needs itself;
+    `build` says what to load. It ends when `stop` is called or this process ends.
 
     `connect` may be called at any time and as often as there are front processes: it returns the front's end of a new
     connection, whose `fileno()` may be handed to a child of this process too.
     """
 
-    def __init__(self, models: Sequence[OneModel | TwoModels]) -> None:
+    def __init__(self) -> None:
         if not sys.executable:
             raise RamifyError("an engine in a process of its own needs Python's own program, and this one has none")
         self._control, theirs = socket.socketpair()
@@ -40,9 +47,15 @@ class EngineProcess:
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
             )
-        with suppress(OSError):  # it has ended already, which whoever reads will notice
-            self._control.sendall(frame_of(json.dumps(sys.path).encode()))
-            self._control.sendall(frame_of(encode(Build(list(models)))))
+        self._send(json.dumps(sys.path).encode())
+
+    def build(self, models: Sequence[OneModel | TwoModels]) -> None:
+        """What it is to load; to be said once, before anybody connects."""
+        self._send(encode(Build(list(models))))
+
+    def _send(self, content: bytes) -> None:
+        with suppress(OSError):  # it has ended already, which whoever connects will notice
+            self._control.sendall(frame_of(content))
 
     @property
     def pid(self) -> int:

@@ -1,6 +1,7 @@
 """Engines in a process of their own: started, or joined by a further front process.
 
-    process = EngineProcess([wanted.build for wanted in models])     in the process that starts all
+    process = EngineProcess()                                          in the process that starts all
+    process.build([wanted.build for wanted in models])
     engines = join(process.connect(), models, say, process)            there
     engines = join(socket, models, say)                                in a further front, given `process.connect()`
 
@@ -57,10 +58,11 @@ class Joined:
     engine: RemoteEngine
 
 
-def start(models: Sequence[Wanted], say: Say) -> list[Joined]:
-    """In a new process, which ends with these engines."""
-    process = EngineProcess([model.build for model in models])
+def start(models: Sequence[Wanted], say: Say, process: EngineProcess | None = None) -> list[Joined]:
+    """In a new process, or in one that waits to be told what to load; it ends with these engines."""
+    process = EngineProcess() if process is None else process
     try:
+        process.build([model.build for model in models])
         return join(process.connect(), models, say, process)
     except BaseException:
         process.stop()

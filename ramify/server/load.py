@@ -17,6 +17,7 @@ from ramify.drive.async_engine import AsyncEngine
 from ramify.drive.build import build_pair
 from ramify.drive.prepare import has_own_process
 from ramify.models.generation_defaults import GenerationDefaults
+from ramify.remote.engine_process import EngineProcess
 from ramify.remote.messages import OneModel, TwoModels
 from ramify.remote.packing import options_of
 from ramify.remote.start import Joined, start, wanted_of
@@ -61,11 +62,15 @@ def pair_to_serve(
     return ModelToServe(name or "+".join(names), build, names)
 
 
-def load_models(models: Sequence[ModelToServe], engine_process: bool | None, say: Say) -> list[ServedModel]:
-    """All in this process, or all in one of their own."""
+def load_models(
+    models: Sequence[ModelToServe], engine_process: bool | None, say: Say, process: EngineProcess | None = None
+) -> list[ServedModel]:
+    """All in this process, or all in one of their own: a new one, or one that was started early."""
     if has_own_process(engine_process, models[0].config):
-        loaded = served(models, start([wanted_of(model.build, say) for model in models], say))
+        loaded = served(models, start([wanted_of(model.build, say) for model in models], say, process))
     else:
+        if process is not None:
+            process.stop()
         loaded = [_load_here(model, say) for model in models]
     for model in loaded:
         _tell_defaults(model.intake.defaults, say)

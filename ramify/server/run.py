@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ramify.remote.engine_process import started_early
 from ramify.server.config import ServerConfig
 from ramify.server.front import run_front
 from ramify.server.listening import listener_of
@@ -29,8 +30,14 @@ def serve(config: ServerConfig, models: Callable[[], Sequence[ModelToServe]]) ->
         return
 
     def load(say: Callable[[str], None]) -> Sequence[ServedModel]:
-        from ramify.server.load import load_models
+        process = started_early(config.engine_process)
+        try:
+            from ramify.server.load import load_models  # brings torch, as that process does meanwhile
 
-        return load_models(models(), config.engine_process, say)
+            return load_models(models(), config.engine_process, say, process)
+        except BaseException:
+            if process is not None:
+                process.stop()
+            raise
 
     run_front(Service(config), load, listener_of(config))

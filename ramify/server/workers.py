@@ -194,12 +194,14 @@ class Workers:
     # -- loading, in a thread of its own ------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        from ramify.remote.start import wanted_of  # brings torch
-
+        process: EngineProcess | None = None
         try:
+            process = EngineProcess()
+
+            from ramify.remote.start import wanted_of  # brings torch, as that process does meanwhile
+
             models = self._models()
-            wanted = [wanted_of(model.build, self._say) for model in models]
-            process = EngineProcess([model.build for model in wanted])
+            process.build([wanted_of(model.build, self._say).build for model in models])
             link = Link(process.connect(), process)  # the first one, which is told what loading says
             self._inbox.put(lambda: self._begin(process, models))
             facts = link.wait_ready(self._say)
@@ -208,6 +210,8 @@ class Workers:
             self._inbox.put(lambda: self._keep(link))
         except BaseException as error:  # raised by `run`
             failure = error
+            if process is not None:
+                process.stop()
             self._inbox.put(lambda: self._fail(failure))
 
     def _say(self, text: str) -> None:

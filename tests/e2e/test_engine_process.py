@@ -112,7 +112,8 @@ PARENT = """
 import sys, time
 from ramify.remote.engine_process import EngineProcess
 from ramify.remote.messages import OneModel
-engine = EngineProcess([OneModel({"model": sys.argv[1]})])
+engine = EngineProcess()
+engine.build([OneModel({"model": sys.argv[1]})])
 print(engine.pid, flush=True)
 time.sleep(600)
 """
