@@ -40,9 +40,9 @@ FEW = [
     asked([*SHARED[:44], 9], seed=3, max_tokens=5),
 ]
 MORE = [
-    asked([*SHARED, 7, 8], n=3, seed=1, max_tokens=8, logprobs=2),
+    asked([*SHARED, 7, 8], n=3, seed=1, max_tokens=12, logprobs=2),
     asked(SHARED[:40], seed=2, max_tokens=20, temperature=0.7, top_k=20, top_p=0.8),
-    asked([*SHARED, 9], seed=3, max_tokens=8, repetition_penalty=1.3, prompt_logprobs=1),
+    asked([*SHARED, 9], seed=3, max_tokens=12, repetition_penalty=1.3, prompt_logprobs=1),
     asked(SHARED[:50], strategy="beam_search", beam_width=2, n=2, max_tokens=4),
 ]
 
@@ -87,7 +87,7 @@ def engine(folder: Path, device: torch.device, *, num_kv_blocks: int = 64, batch
 @pytest.mark.usefixtures("short_stretches")
 @pytest.mark.parametrize(
     ("requests", "blocks", "batched_tokens"),
-    [(FEW, 5, 24), pytest.param(MORE, 12, 48, marks=pytest.mark.long)],
+    [(FEW, 5, 24), pytest.param(MORE, 10, 48, marks=pytest.mark.long)],
     ids=["few", "more"],
 )
 def test_a_request_alone_and_in_a_busy_schedule(
