@@ -138,3 +138,13 @@ def test_the_puzzle_is_solved() -> None:
     assert lines[0].endswith("= 10")
     shares = [float(share) for share in re.findall(r"\d\.\d\d", lines[1])]
     assert sum(shares) == pytest.approx(1, abs=0.02)
+
+
+def test_genlm_programs_run_on_nodes() -> None:
+    pytest.importorskip("genlm.backend", reason="genlm-backend is not installed")
+    lines = run("genlm_adapter.py", "--particles", "2", "--tokens", "3")
+    assert float(lines[0].split()[-1]) < 0
+    weights = [float(line.split()[0]) for line in lines[1:3]]
+    assert sum(weights) == pytest.approx(1, abs=0.02)
+    [count] = [int(line.split()[0]) for line in lines if "positions were computed" in line]
+    assert count < 20, "a prefix that is one token longer computes two positions, not all of them"
