@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from ramify.engine.capacity import Capacity
 from ramify.engine.demands import Demands
 from ramify.engine.kept import KeptPrefixes
+from ramify.engine.launched import Launched
 from ramify.engine.metrics import EngineMetrics, IterationStats
-from ramify.engine.plan import NOT_FINITE, Draw, Plan, PromptReport, Row, StepResult, Ticket, quickly
+from ramify.engine.open_requests import OpenRequests
+from ramify.engine.plan import Draw, Plan, PromptReport, Row, Ticket, quickly
+from ramify.engine.recorder import Recorder
 from ramify.engine.request import Request
-from ramify.engine.schedule import GoingOn, Schedule
+from ramify.engine.schedule import Schedule
 from ramify.engine.scheduler import Scheduler
-from ramify.engine.search.advance import Candidates, Continuation
-from ramify.engine.search.child import Child, Ledger, append_all
+from ramify.engine.search.child import Ledger
 from ramify.engine.search.group import Group
 from ramify.engine.search.logprob_rows import Decode
 from ramify.engine.sequence import Sequence
@@ -56,30 +57,6 @@ class Device(Protocol):
         """Forgets what earlier plans left, in whatever state a broken launch left it: all that comes is new."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """A step under way: what it was scheduled for, what was asked of the device, and where its result will be."""
-
-    schedule: Schedule
-    plan: Plan
-    drawing: list[Sequence]  # of each of the plan's own draws, the sequence that it continues
-    ticket: Ticket
-
-    @property
-    def num_going_on(self) -> int:
-        """Whose draws come before the plan's own in the result."""
-        return 0 if self.plan.onward is None else len(self.plan.onward.members)
-
-    def draws_one_by_one(self, result: StepResult) -> Iterator[tuple[int, Draw]]:
-        """Draws that are recorded by themselves, with their places in the result: all of them if some failed."""
-        going_on = self.schedule.going_on
-        if going_on is not None:
-            onward = going_on.onward
-            for index in range(len(onward.members)) if result.faults else sorted(going_on.apart):
-                yield index, onward.draw(index)
-        yield from enumerate(self.plan.draws, start=self.num_going_on)
-
-
 class EngineCore:
     def __init__(
         self,
@@ -112,8 +89,8 @@ class EngineCore:
         )
         self.kept = KeptPrefixes(scheduler.managers)
         self.metrics = EngineMetrics()
-        self.last_step = IterationStats()  # what the latest step did
-        self._groups: dict[str, Group] = {}
+        self.requests = OpenRequests(scheduler, self.kept, clock)
+        self._recorder = Recorder(self.requests)
         self._under_way: Launched | None = None
         self._num_arrived = 0
         # While an act changes requests, blocks and rows. Still true when the next begins: something broke that one off.
@@ -123,7 +100,7 @@ class EngineCore:
 
     def check(self, request: Request) -> None:
         """Raises InvalidInputError for a request that cannot be served; asks, and does nothing."""
-        if request.request_id in self._groups:
+        if request.request_id in self.requests.groups:
             raise InvalidInputError(f"request_id {request.request_id!r} is in use")
         self.capacity.check(request)
 
@@ -148,7 +125,7 @@ class EngineCore:
         )
         group = Group(request, demands, self.make_text(params), decode=self.decode, ledger=ledger)
         self._is_torn = True
-        self._groups[request.request_id] = group
+        self.requests.groups[request.request_id] = group
         self._num_arrived += 1
         self.scheduler.add(request)
         if request.begins_with is not None:
@@ -162,16 +139,21 @@ class EngineCore:
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request in whatever state it is and frees its blocks at once; None if it is not there any more."""
         self._mend()
-        group = self._groups.get(request_id)
+        group = self.requests.groups.get(request_id)
         if group is None:
             return None
         self._is_torn = True
-        output = self._stop(group, FinishReason.ABORT)
+        output = self.requests.stop(group, FinishReason.ABORT)
         self._is_torn = False
         return output
 
     def has_unfinished(self) -> bool:
-        return bool(self._groups)
+        return bool(self.requests.groups)
+
+    @property
+    def last_step(self) -> IterationStats:
+        """What the latest step did."""
+        return self.requests.last_step
 
     # -- one step --------------------------------------------------------------------------------------------
 
@@ -186,14 +168,16 @@ class EngineCore:
         self._mend()
         self._is_torn = True
         try:
-            self.last_step = IterationStats(timestamp=self.clock())
+            self.requests.last_step = IterationStats(timestamp=self.clock())
             now, self._under_way = self._under_way or self._launch(self.scheduler.schedule()), None
             if self.device.runs_ahead and not now.schedule.is_empty and not now.schedule.is_short:
                 self._expect(now)
                 if self.scheduler.has_any_to_go_on():
                     ahead = self.scheduler.schedule(may_preempt=False)
                     self._under_way = None if ahead.is_empty else self._launch(ahead)
-            outputs = self._record(now, now.ticket())
+            outputs = self._recorder.record(now, now.ticket())
+            in_use = sum(manager.num_in_use for manager in self.scheduler.managers)
+            self.metrics = self.metrics.after(self.last_step, in_use)
             if now.schedule.is_empty and self.scheduler.waiting and not self.scheduler.running:
                 outputs.append(self._give_up(self.scheduler.waiting[0].sequences[0]))
         except BaseException:
@@ -219,7 +203,7 @@ class EngineCore:
             forks = not draw.position and demands.num_first_draws > 1
             may_run_ahead = demands.may_run_ahead_by_kernels if by_kernels else demands.may_run_ahead
             if may_run_ahead and not forks and draw.position + 1 < demands.longest_output:
-                child = self._groups[sequence.request_id].children[sequence.child]
+                child = self.requests.groups[sequence.request_id].children[sequence.child]
                 self.scheduler.go_on_unseen(sequence, child, demands, number, is_quiet=demands.is_quiet)
             else:
                 sequence.is_blocked = True
@@ -232,7 +216,7 @@ class EngineCore:
         reports: list[PromptReport] = []
         for sequence, rows, caught_up in schedule.sequences:
             request_id = sequence.request_id
-            group = self._groups[request_id]
+            group = self.requests.groups[request_id]
             demands = group.demands
             if group.metrics.first_scheduled_time is None:
                 group.metrics = replace(group.metrics, first_scheduled_time=now)
@@ -249,150 +233,11 @@ class EngineCore:
         onward = None if schedule.going_on is None else schedule.going_on.onward
         return Plan(schedule.works, draws, reports, onward), drawing
 
-    def _record(self, launched: Launched, result: StepResult) -> list[RequestOutput]:
-        now = self.clock()
-        for sequence, _, _ in launched.schedule.sequences:
-            sequence.num_pending, sequence.is_blocked = 0, False
-        self._count(launched.schedule)
-        outputs = self._record_prompts(launched, result)
-        if launched.schedule.going_on is not None:
-            outputs += self._record_going_on(launched.schedule.going_on, result, now)
-        drawn: dict[str, list[Candidates]] = {}
-        faults: dict[str, str] = {}
-        for index, draw in launched.draws_one_by_one(result):
-            group = self._groups.get(draw.request_id)
-            parent = None if group is None else group.awaits(draw)
-            if group is None or parent is None:
-                continue  # it ended while this step was under way
-            if draw.position and draw.demands.children_go_alone and not result.faults:
-                outputs += self._go_on(group, parent, _continuation(draw, index, result), now)
-                continue
-            candidates = drawn.setdefault(draw.request_id, [])
-            if index in result.faults:
-                faults.setdefault(draw.request_id, result.faults[index])
-            elif index in result.expansions:
-                candidates.append(quickly(Candidates, (draw.parent, draw.child, *result.expansions[index])))
-            else:
-                candidates.append(_only_candidate(_continuation(draw, index, result)))
-        for request_id, candidates in drawn.items():
-            group = self._groups[request_id]
-            if request_id in faults:
-                outputs.append(self._stop(group, FinishReason.ERROR, faults[request_id]))
-                continue
-            if group.metrics.first_token_time is None:
-                group.metrics = replace(group.metrics, first_token_time=now)
-                self.last_step.record_first_token(now - group.metrics.arrival_time)
-            self._advance(group, candidates, now)
-            outputs += self._due(group)
-        in_use = sum(manager.num_in_use for manager in self.scheduler.managers)
-        self.metrics = self.metrics.after(self.last_step, in_use)
-        return outputs
-
-    def _record_going_on(self, going_on: GoingOn, result: StepResult, now: float) -> list[RequestOutput]:
-        """The tokens of those who just go on: all at once, and then only who may have ended is looked at."""
-        for child in going_on.children:
-            child.sequence.num_pending, child.sequence.is_blocked = 0, False
-        if result.faults:
-            return []
-        count, latency = append_all(going_on.quiet(), result, now)
-        self.last_step.num_generation_tokens += count
-        self.last_step.inter_token_latencies += [latency] * count
-        outputs: list[RequestOutput] = []
-        for index in going_on.may_end(result.token_ids):
-            child, demands = going_on.children[index], going_on.onward.members[index].demands
-            if child.finish_reason is None and child.check_end(result.token_ids[index], demands):
-                group = self._groups[child.sequence.request_id]
-                group.note_end(child)
-                self._leave(group, child.sequence)
-                outputs += self._due(group)
-        return outputs
-
-    def _record_prompts(self, launched: Launched, result: StepResult) -> list[RequestOutput]:
-        """Files what was reported of prompts; a request that wanted nothing more ends here."""
-        outputs: list[RequestOutput] = []
-        schedule, plan = launched.schedule, launched.plan
-        for asked, reports in zip(plan.prompt_reports, result.prompts, strict=True):
-            group = self._groups.get(asked.request_id)
-            if group is None or group.demands.number != asked.demands.number:
-                continue  # it ended while this step was under way
-            if any(math.isnan(report.logprob) for report in reports):
-                outputs.append(self._stop(group, FinishReason.ERROR, NOT_FINITE))
-                continue
-            first = plan.works[asked.first.model].chunks[asked.first.chunk].start + asked.first.offset
-            group.prompt_reports += reports[len(group.prompt_reports) - first :]
-        for sequence, _, caught_up in schedule.sequences:
-            if caught_up and sequence.sampling_params.max_tokens == 0 and not sequence.is_finished():
-                group = self._groups[sequence.request_id]
-                group.finish_unread()
-                self._leave(group, sequence)
-                outputs += self._due(group)
-        return outputs
-
-    def _go_on(self, group: Group, child: Child, token: Continuation, now: float) -> list[RequestOutput]:
-        """What `_advance` comes to where children do not look at each other: most of them, in most steps.
-
-        For 256 requests of one sample it saves the host 1.7 ms of 3.4 a step.
-        """
-        latency = group.append(child, token, now)
-        self.last_step.num_generation_tokens += 1
-        if latency is not None:
-            self.last_step.inter_token_latencies.append(latency)
-        has_ended = child.finish_reason is not None
-        if has_ended:
-            self._leave(group, child.sequence)
-        return self._due(group) if has_ended or group.demands.is_streamed else []
-
-    def _advance(self, group: Group, candidates: list[Candidates], now: float) -> None:
-        changes = group.advance(candidates, now)
-        self.last_step.num_generation_tokens += len(changes.latencies)
-        self.last_step.inter_token_latencies += [latency for latency in changes.latencies if latency is not None]
-        self.scheduler.adopt(changes.forks)
-        if group.request.keeps:
-            self._keep_the_shortest(group)
-        for sequence in changes.left:
-            self._leave(group, sequence)
-
-    # -- ends ------------------------------------------------------------------------------------------------
-
-    def _due(self, group: Group) -> list[RequestOutput]:
-        due = self._output(group)
-        return [] if due is None else [due]
-
-    def _output(self, group: Group) -> RequestOutput | None:
-        if group.finished:
-            now = self.clock()
-            group.metrics = replace(group.metrics, finished_time=now)
-            del self._groups[group.request.request_id]
-            group.observe(self.last_step, now)
-        return group.output()
-
-    def _leave(self, group: Group, sequence: Sequence) -> None:
-        """It computes nothing more: its blocks are kept, if that was asked for, else free."""
-        if group.request.keeps and sequence.is_finished():
-            self.kept.keep(sequence.seq_id, sequence, sequence)
-        self.scheduler.remove(sequence)
-
-    def _keep_the_shortest(self, group: Group) -> None:
-        """Children that ended with their first token never held blocks: the root, not yet past it, holds theirs."""
-        root = group.request.root
-        for child in group.children.values():
-            sequence = child.sequence
-            is_short = sequence.is_finished() and len(sequence.output_token_ids) == 1
-            if is_short and sequence is not root and sequence.seq_id not in self.kept:
-                self.kept.keep(sequence.seq_id, sequence, root)
-
     def _give_up(self, sequence: Sequence) -> RequestOutput:
         """Ends a request that waits for blocks which nobody will free: nothing runs, and what is kept stays."""
         total = sum(manager.num_blocks for manager in self.scheduler.managers)
         error = f"{CACHE_FULL}: {self.kept.num_blocks} of {total} KV blocks are kept for nodes of trees"
-        return self._stop(self._groups[sequence.request_id], FinishReason.ERROR, error)
-
-    def _stop(self, group: Group, reason: FinishReason, error: str | None = None) -> RequestOutput:
-        for sequence in group.stop_all(reason, error):
-            self.scheduler.remove(sequence)
-        output = self._output(group)
-        assert output is not None, "a finished group always has an output"
-        return output
+        return self.requests.stop(self.requests.groups[sequence.request_id], FinishReason.ERROR, error)
 
     # -- state -----------------------------------------------------------------------------------------------
 
@@ -404,7 +249,7 @@ class EngineCore:
         """
         self._is_torn = True
         self._under_way = None
-        self._groups = {}
+        self.requests.groups = {}
         self.scheduler.reset()
         self.kept.forget()
         self.device.reset()
@@ -443,33 +288,6 @@ class EngineCore:
             "running": self.scheduler.num_running,
             "waiting": self.scheduler.num_waiting,
         }
-
-    def _count(self, schedule: Schedule) -> None:
-        stats = self.last_step
-        stats.num_preempted = schedule.num_preempted
-        for role, counts in schedule.tracks.items():
-            stats.tracks[role].add(counts)
-        for request_id, count in schedule.num_cached_tokens.items():
-            if request_id in self._groups:
-                self._groups[request_id].num_cached_tokens = count
-
-
-def _continuation(draw: Draw, index: int, result: StepResult) -> Continuation:
-    report = result.reports.get(index) if result.reports else None
-    mixture = result.mixtures.get(index) if result.mixtures else None
-    fields = (draw.parent, draw.child, result.token_ids[index], result.logprobs[index], report, mixture)
-    return quickly(Continuation, fields)
-
-
-def _only_candidate(token: Continuation) -> Candidates:
-    return Candidates(
-        token.parent,
-        token.child,
-        (token.token_id,),
-        (token.logprob,),
-        reports=None if token.report is None else (token.report,),
-        mixtures=None if token.mixture is None else (token.mixture,),
-    )
 
 
 def _prompt_report(group: Group, sequence: Sequence, last: Row, schedule: Schedule) -> list[PromptReport]:

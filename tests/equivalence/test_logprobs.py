@@ -407,7 +407,7 @@ def test_a_prompt_preempted_on_its_way_is_reported_once_and_whole(mode: Any) -> 
         engine.add_request(Request(str(number), None, prompt, params))
     outputs: dict[str, RequestOutput] = {}
     while engine.has_unfinished():
-        group = engine._groups.get("1")
+        group = engine.requests.groups.get("1")
         told = 0 if group is None else len(group.prompt_reports)
         preempted = engine.stats()["preemptions"]
         outputs |= {output.request_id: output for output in engine.step()}

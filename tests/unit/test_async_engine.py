@@ -232,7 +232,7 @@ def test_whoever_leaves_frees_the_blocks_before_the_next_step(leave: str) -> Non
             del stream
             gc.collect()
         gate.let(2)  # the step that may be under way, and one more
-        await until(lambda: "gone" not in core._groups)
+        await until(lambda: "gone" not in core.requests.groups)
         assert core.metrics.steps <= 4
         assert core.stats()["blocks_in_use"] < held
         if leave == "abort":

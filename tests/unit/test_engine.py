@@ -536,7 +536,7 @@ def test_ten_thousand_requests_leave_nothing_behind() -> None:
             finished += len(engine.step())
     finished += len(run_all(engine))
     assert finished == 10_000
-    assert engine._groups == {}
+    assert engine.requests.groups == {}
     assert engine.scheduler.running == engine.scheduler.waiting == []
     manager = engine.scheduler.managers[0]
     assert not manager._tables

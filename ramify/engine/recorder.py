@@ -1,0 +1,148 @@
+"""Recorder: what a step gave, to the requests it was computed for, and the outputs that are due."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ramify.engine.launched import Launched
+from ramify.engine.open_requests import OpenRequests
+from ramify.engine.plan import NOT_FINITE, Draw, StepResult, quickly
+from ramify.engine.schedule import GoingOn, Schedule
+from ramify.engine.search.advance import Candidates, Continuation
+from ramify.engine.search.child import Child, append_all
+from ramify.engine.search.group import Group
+from ramify.outputs import FinishReason, RequestOutput
+
+
+class Recorder:
+    def __init__(self, open_requests: OpenRequests) -> None:
+        self._open = open_requests
+
+    def record(self, launched: Launched, result: StepResult) -> list[RequestOutput]:
+        now = self._open.clock()
+        for sequence, _, _ in launched.schedule.sequences:
+            sequence.num_pending, sequence.is_blocked = 0, False
+        self._count(launched.schedule)
+        outputs = self._record_prompts(launched, result)
+        if launched.schedule.going_on is not None:
+            outputs += self._record_going_on(launched.schedule.going_on, result, now)
+        drawn: dict[str, list[Candidates]] = {}
+        faults: dict[str, str] = {}
+        for index, draw in launched.draws_one_by_one(result):
+            group = self._open.groups.get(draw.request_id)
+            parent = None if group is None else group.awaits(draw)
+            if group is None or parent is None:
+                continue  # it ended while this step was under way
+            if draw.position and draw.demands.children_go_alone and not result.faults:
+                outputs += self._go_on(group, parent, _continuation(draw, index, result), now)
+                continue
+            candidates = drawn.setdefault(draw.request_id, [])
+            if index in result.faults:
+                faults.setdefault(draw.request_id, result.faults[index])
+            elif index in result.expansions:
+                candidates.append(quickly(Candidates, (draw.parent, draw.child, *result.expansions[index])))
+            else:
+                candidates.append(_only_candidate(_continuation(draw, index, result)))
+        for request_id, candidates in drawn.items():
+            group = self._open.groups[request_id]
+            if request_id in faults:
+                outputs.append(self._open.stop(group, FinishReason.ERROR, faults[request_id]))
+                continue
+            if group.metrics.first_token_time is None:
+                group.metrics = replace(group.metrics, first_token_time=now)
+                self._open.last_step.record_first_token(now - group.metrics.arrival_time)
+            self._advance(group, candidates, now)
+            outputs += self._open.due(group)
+        return outputs
+
+    def _record_going_on(self, going_on: GoingOn, result: StepResult, now: float) -> list[RequestOutput]:
+        """The tokens of those who just go on: all at once, and then only who may have ended is looked at."""
+        for child in going_on.children:
+            child.sequence.num_pending, child.sequence.is_blocked = 0, False
+        if result.faults:
+            return []
+        count, latency = append_all(going_on.quiet(), result, now)
+        self._open.last_step.num_generation_tokens += count
+        self._open.last_step.inter_token_latencies += [latency] * count
+        outputs: list[RequestOutput] = []
+        for index in going_on.may_end(result.token_ids):
+            child, demands = going_on.children[index], going_on.onward.members[index].demands
+            if child.finish_reason is None and child.check_end(result.token_ids[index], demands):
+                group = self._open.groups[child.sequence.request_id]
+                group.note_end(child)
+                self._open.leave(group, child.sequence)
+                outputs += self._open.due(group)
+        return outputs
+
+    def _record_prompts(self, launched: Launched, result: StepResult) -> list[RequestOutput]:
+        """Files what was reported of prompts; a request that wanted nothing more ends here."""
+        outputs: list[RequestOutput] = []
+        schedule, plan = launched.schedule, launched.plan
+        for asked, reports in zip(plan.prompt_reports, result.prompts, strict=True):
+            group = self._open.groups.get(asked.request_id)
+            if group is None or group.demands.number != asked.demands.number:
+                continue  # it ended while this step was under way
+            if any(math.isnan(report.logprob) for report in reports):
+                outputs.append(self._open.stop(group, FinishReason.ERROR, NOT_FINITE))
+                continue
+            first = plan.works[asked.first.model].chunks[asked.first.chunk].start + asked.first.offset
+            group.prompt_reports += reports[len(group.prompt_reports) - first :]
+        for sequence, _, caught_up in schedule.sequences:
+            if caught_up and sequence.sampling_params.max_tokens == 0 and not sequence.is_finished():
+                group = self._open.groups[sequence.request_id]
+                group.finish_unread()
+                self._open.leave(group, sequence)
+                outputs += self._open.due(group)
+        return outputs
+
+    def _go_on(self, group: Group, child: Child, token: Continuation, now: float) -> list[RequestOutput]:
+        """What `_advance` comes to where children do not look at each other: most of them, in most steps.
+
+        For 256 requests of one sample it saves the host 1.7 ms of 3.4 a step.
+        """
+        latency = group.append(child, token, now)
+        self._open.last_step.num_generation_tokens += 1
+        if latency is not None:
+            self._open.last_step.inter_token_latencies.append(latency)
+        has_ended = child.finish_reason is not None
+        if has_ended:
+            self._open.leave(group, child.sequence)
+        return self._open.due(group) if has_ended or group.demands.is_streamed else []
+
+    def _advance(self, group: Group, candidates: list[Candidates], now: float) -> None:
+        changes = group.advance(candidates, now)
+        self._open.last_step.num_generation_tokens += len(changes.latencies)
+        self._open.last_step.inter_token_latencies += [latency for latency in changes.latencies if latency is not None]
+        self._open.scheduler.adopt(changes.forks)
+        if group.request.keeps:
+            self._open.keep_the_shortest(group)
+        for sequence in changes.left:
+            self._open.leave(group, sequence)
+
+    def _count(self, schedule: Schedule) -> None:
+        stats = self._open.last_step
+        stats.num_preempted = schedule.num_preempted
+        for role, counts in schedule.tracks.items():
+            stats.tracks[role].add(counts)
+        for request_id, count in schedule.num_cached_tokens.items():
+            if request_id in self._open.groups:
+                self._open.groups[request_id].num_cached_tokens = count
+
+
+def _continuation(draw: Draw, index: int, result: StepResult) -> Continuation:
+    report = result.reports.get(index) if result.reports else None
+    mixture = result.mixtures.get(index) if result.mixtures else None
+    fields = (draw.parent, draw.child, result.token_ids[index], result.logprobs[index], report, mixture)
+    return quickly(Continuation, fields)
+
+
+def _only_candidate(token: Continuation) -> Candidates:
+    return Candidates(
+        token.parent,
+        token.child,
+        (token.token_id,),
+        (token.logprob,),
+        reports=None if token.report is None else (token.report,),
+        mixtures=None if token.mixture is None else (token.mixture,),
+    )
