@@ -6,15 +6,10 @@ import asyncio
 import socket
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ramify import (
     AsyncEngine,
@@ -27,26 +22,8 @@ from ramify import (
 )
 from ramify.config import MixtureConfig
 from ramify.engine.core import EngineCore
-from ramify.errors import EngineLostError, InvalidInputError, ProtocolError, UnsupportedError
-from ramify.remote.frames import LARGEST, LENGTH, FrameReader, frame_of, read_frame
-from ramify.remote.link import Link
-from ramify.remote.messages import (
-    Abort,
-    Add,
-    Build,
-    Failed,
-    Ready,
-    Report,
-    ToEngine,
-    ToFront,
-    Told,
-    build_of,
-    encode,
-    floats,
-    for_engine,
-    for_front,
-)
-from ramify.remote.packing import capacity_of, facts_of
+from ramify.errors import InvalidInputError, ProtocolError, UnsupportedError
+from ramify.remote.frames import LARGEST
 from ramify.remote.remote_engine import RemoteEngine
 from ramify.sampling.mixing import Mixer
 from tests.fake import fake_engine, letters
@@ -349,134 +326,6 @@ def test_after_the_end_requests_are_refused() -> None:
     run(body)
 
 
-# -- damaged messages -------------------------------------------------------------------------------------------------
-
-
-DAMAGED = {
-    "too large": LENGTH.pack(LARGEST + 1),
-    "no message": frame_of(b"\xc1"),
-    "another type": frame_of(msgspec.msgpack.encode([["Add", "zero"]])),
-    "an unknown name": frame_of(msgspec.msgpack.encode([["Import", "os"]])),
-    "no such model": frame_of(encode([Abort(7, 0)])),
-    "half a number": frame_of(encode([Add(0, 0, b"123", {})])),
-    "an unknown field": frame_of(encode([Add(0, 0, bytes(8), {"nonsense": 1})])),
-    "a wrong value": frame_of(encode([Add(0, 0, bytes(8), {"n": "many"})])),
-    "a deep one": frame_of(b"\x91" * 100_000),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGED)
-def test_damaged_messages_end_their_connection_or_request_and_nothing_else(name: str) -> None:
-    async def body() -> None:
-        with hosting([core()]) as server:
-            [other] = connected(server, CODEC)
-            ours, theirs = socket.socketpair()
-            server.admit(theirs)
-            assert for_front(read_frame(ours) or b"")[0] == Ready([facts_of(core().capacity)])
-            ours.sendall(DAMAGED[name])
-            answer = await asyncio.to_thread(read_frame, ours)
-            assert answer is None or isinstance(for_front(answer)[0], Failed)
-            ours.close()
-            assert (await other.submit(many(1)[0]).final()).finished
-            other.stop()
-
-    run(body)
-
-
-@given(st.lists(st.binary(max_size=40), max_size=6), st.integers(1, 9))
-def test_frames_come_whole_however_they_are_cut(contents: list[bytes], size: int) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        reader, got = FrameReader(ours), []
-        stream = b"".join(map(frame_of, contents))
-        for start in range(0, len(stream), size):
-            theirs.sendall(stream[start : start + size])
-        theirs.close()
-        while (frames := reader.read()) is not None:
-            assert frames
-            got += frames
-    assert got == contents
-
-
-def test_an_engine_that_sends_nonsense_is_lost() -> None:
-    async def body() -> None:
-        ours, theirs = socket.socketpair()
-        link = Link(ours)
-        theirs.sendall(frame_of(encode([Ready([facts_of(core().capacity)])])))
-        [facts] = link.wait_ready(print)
-        engine = RemoteEngine(link, 0, CODEC, capacity_of(facts))
-        lost: list[EngineLostError] = []
-        link.when_lost(lost.append)
-        link.start([engine])
-        stream = engine.submit(many(1)[0])
-        theirs.sendall(frame_of(msgspec.msgpack.encode([["Told", 0, "text"]])))
-        with pytest.raises(EngineLostError, match="a message cannot be read"):
-            await stream.final()
-        assert not engine.is_sound
-        assert [str(error) for error in lost] == [str(link.error)]
-        with pytest.raises(EngineLostError):
-            engine.submit(many(1)[0])
-        with pytest.raises(EngineLostError):
-            engine.stats()
-        engine.stop()
-
-    run(body)
-
-
-# -- every message ----------------------------------------------------------------------------------------------------
-
-SCALARS: dict[Any, st.SearchStrategy[Any]] = {
-    int: st.integers(-(2**63), 2**64 - 1),
-    float: st.floats(allow_nan=False),
-    str: st.text(),
-    bytes: st.binary(),
-    bool: st.booleans(),
-    type(None): st.none(),
-    Any: st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.text(), st.lists(st.integers(0, 9))),
-}
-
-
-def values_of(kind: Any) -> st.SearchStrategy[Any]:
-    """Whatever a field of this type may hold."""
-    if kind in SCALARS:
-        return SCALARS[kind]
-    if isinstance(kind, type) and issubclass(kind, FinishReason):
-        return st.sampled_from(kind)
-    arguments = get_args(kind)
-    if get_origin(kind) is list:
-        return st.lists(values_of(arguments[0]), max_size=3)
-    if get_origin(kind) is dict:
-        return st.dictionaries(values_of(arguments[0]), values_of(arguments[1]), max_size=3)
-    if get_origin(kind) is tuple:
-        if arguments[-1] is Ellipsis:
-            return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
-        return st.tuples(*map(values_of, arguments))
-    if arguments:
-        return st.one_of(*map(values_of, arguments))
-    hints = get_type_hints(kind)
-    return st.builds(kind, **{name: values_of(hint) for name, hint in hints.items()})
-
-
-@pytest.mark.parametrize("kind", [*get_args(ToEngine), *get_args(ToFront)], ids=lambda kind: kind.__name__)
-def test_every_message_comes_back_as_it_was(kind: Any) -> None:
-    read = for_engine if kind in get_args(ToEngine) else for_front
-
-    @settings(max_examples=12)
-    @given(st.lists(values_of(kind), min_size=1, max_size=2))
-    def check(messages: list[Any]) -> None:
-        assert read(encode(messages)) == messages
-
-    check()
-
-
-def test_numbers_of_numpy_arrive_as_numbers() -> None:
-    report = Report(np.float32(-0.5), np.int64(3), b"", b"")  # type: ignore[arg-type]
-    [told] = for_front(encode([Told(0, logprobs=floats(np.asarray([-0.25], np.float32)), reports=[(0, report)])]))
-    assert told == Told(0, logprobs=floats([-0.25]), reports=[(0, Report(-0.5, 3, b"", b""))])
-    with pytest.raises(TypeError, match="a function is no part of a message"):
-        encode([Add(0, 0, b"", {"score": even})])
-
-
 def test_a_request_that_is_too_large_is_refused_and_many_large_ones_take_several_frames(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -509,16 +358,3 @@ def test_what_cannot_be_sent_ends_its_request_and_nothing_else(monkeypatch: pyte
             assert engine.stats()["blocks_in_use"] == 0
 
     run(body)
-
-
-@settings(max_examples=12)
-@given(values_of(Build))
-def test_so_does_what_an_engine_is_built_from(build: Build) -> None:
-    assert build_of(encode(build)) == build
-
-
-@given(st.binary(max_size=200))
-def test_no_bytes_do_more_than_be_refused(content: bytes) -> None:
-    for read in (for_engine, for_front, build_of):
-        with suppress(ProtocolError):
-            read(content)
