@@ -70,6 +70,7 @@ class ChunkWriter:
             and sample.logprobs is None
             and sample.mixture is None
             and sample.score is None
+            and sample.inclusion is None
             and which in self._frames
         ):
             if not sample.text and not (self._with_token_ids and sample.token_ids):

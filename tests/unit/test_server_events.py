@@ -17,7 +17,7 @@ from ramify.drive.intake import Intake
 from ramify.drive.mailroom import Mailroom, RequestStream
 from ramify.engine.request import Request
 from ramify.errors import EngineFaultError
-from ramify.outputs import CompletionOutput, FinishReason, RequestOutput
+from ramify.outputs import CompletionOutput, FinishReason, Inclusion, RequestOutput
 from ramify.sampling_params import SamplingParams
 from ramify.server.chat import ChatShape
 from ramify.server.chunks import ChunkWriter, Shape
@@ -85,6 +85,8 @@ def test_a_frame_holds_what_the_whole_chunk_would(
     for number, step in enumerate(steps):
         ends = number == len(steps) - 1
         samples = {index: CompletionOutput(index, text, tuple(ids), 0.0) for index, text, ids in step}
+        if number % 3 == 2:  # what is told of few samples is told of these too
+            samples = {i: replace(sample, inclusion=Inclusion(-1.0, -2.0)) for i, sample in samples.items()}
         if ends:
             samples = {i: replace(sample, finish_reason=FinishReason.LENGTH) for i, sample in samples.items()}
         came = output(*samples.values(), finished=ends)
