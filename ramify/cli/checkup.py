@@ -22,7 +22,11 @@ State = Literal["good", "lacking", "broken"]
 INSTRUCTIONS = (("avx512f", "AVX-512"), ("avx2", "AVX2"))
 LEAST_FREE_MEMORY = 2 * 10**9  # bytes: the default model, its cache and torch
 EXTRAS = (  # the modules that a feature needs, the feature, and what to install
-    (("fastapi", "uvicorn", "prometheus_client"), "ramify serve, the playground", 'pip install "ramify-llm[server]"'),
+    (
+        ("fastapi", "uvicorn", "msgspec", "prometheus_client"),
+        "ramify serve, the playground",
+        'pip install "ramify-llm[server]"',
+    ),
     (("matplotlib",), "pictures of two models as .png, .svg and .pdf", "pip install matplotlib"),
 )
 

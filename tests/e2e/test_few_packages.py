@@ -37,7 +37,8 @@ IMPORT_ALL = """
 import importlib, pkgutil
 import ramify
 
-AROUND = ("ramify.cli", "ramify.server", "ramify.distill")  # the command line, the server, data for distillation
+# The command line, the server and its engine's process, data for distillation.
+AROUND = ("ramify.cli", "ramify.server", "ramify.remote", "ramify.distill")
 for module in pkgutil.walk_packages(ramify.__path__, "ramify."):
     if not module.name.startswith(AROUND):
         importlib.import_module(module.name)
