@@ -351,22 +351,20 @@ class Tree:
         """All or nothing: whatever breaks it off, nothing stays kept of these requests."""
         if not requests:
             return []
+        names = [f"{request.request_id}-{child}" for request in requests for child in range(num_kept)]
         try:
             outputs = self._calls.run(requests, use_tqdm=False, check=self._check_weights)
-            for output in outputs:
-                if output.error is not None:
-                    full = output.error.startswith(CACHE_FULL)
-                    raise (
-                        CacheExhaustedError(f"{output.error}: release some")
-                        if full
-                        else InvalidInputError(output.error)
-                    )
         except BaseException:
-            for request in requests:
-                for child in range(num_kept):
-                    self._core.kept.drop(f"{request.request_id}-{child}")
+            for name in names:
+                self.drop(name)
             raise
-        return outputs
+        error = next((output.error for output in outputs if output.error is not None), None)
+        if error is None:
+            return outputs
+        self._calls.between(lambda: self._core.release(names))
+        raise (
+            CacheExhaustedError(f"{error}: release some") if error.startswith(CACHE_FULL) else InvalidInputError(error)
+        )
 
 
 def node_seed(seed: int, node_id: int, turn: int) -> int:

@@ -89,7 +89,11 @@ class Acts:
     def sample(self) -> None:
         numbers, nodes = self.numbers, self.some()
         n = numbers.randint(1, 3)
+        diverse: dict[str, Any] = (
+            {"strategy": "diverse", "diversity_penalty": 2.0} if n > 1 and numbers.random() < 0.3 else {}
+        )
         params = SamplingParams(
+            **diverse,
             n=n,
             max_tokens=numbers.randint(1, 6),
             temperature=numbers.choice([1.0, 3.0, *([0.0] if n == 1 else [])]),
@@ -103,7 +107,7 @@ class Acts:
             options: dict[str, Any] = {
                 field: getattr(params, field) for field in ("n", "max_tokens", "temperature", "top_k")
             }
-            again = SamplingParams(seed=seed, stop_token_ids=params.stop_token_ids, **options)
+            again = SamplingParams(seed=seed, stop_token_ids=params.stop_token_ids, **diverse, **options)
             expected = alone(node.token_ids, again, max_model_len=64)
             assert [child.own_token_ids for child in children] == expected
             for child in children:
@@ -312,6 +316,7 @@ def test_what_breaks_a_call_off_leaves_the_tree_as_it_was() -> None:
 
     with pytest.raises(InvalidInputError, match="no such thing"):
         tree.sample(nodes, SamplingParams(logits_processors=[broken], **lengths))
+    assert core.stats()["blocks_in_use"] == len(core.kept.blocks()[0]), "given back at once"
     check_blocks(core)
     assert [node.num_sampled for node in nodes] == [0] * 8
     assert len(tree.sample(nodes, SamplingParams(**lengths))) == 8
