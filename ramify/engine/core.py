@@ -78,15 +78,6 @@ class EngineCore:
         self.encode_words = encode_words
         self.decode = decode
         self.clock = clock
-        self.capacity = Capacity(
-            max_model_len=scheduler.max_model_len,
-            max_num_seqs=scheduler.max_num_seqs,
-            max_num_batched_tokens=scheduler.max_num_batched_tokens,
-            enable_chunked_prefill=scheduler.enable_chunked_prefill,
-            block_size=scheduler.managers[0].block_size,
-            num_blocks=tuple(manager.num_blocks for manager in scheduler.managers),
-            has_words=encode_words is not None,
-        )
         self.kept = KeptPrefixes(scheduler.managers)
         self.metrics = EngineMetrics()
         self.requests = OpenRequests(scheduler, self.kept, clock)
@@ -95,6 +86,20 @@ class EngineCore:
         self._num_arrived = 0
         # While an act changes requests, blocks and rows. Still true when the next begins: something broke that one off.
         self._is_torn = False
+
+    @property
+    def capacity(self) -> Capacity:
+        """What it has room for."""
+        scheduler = self.scheduler
+        return Capacity(
+            max_model_len=scheduler.max_model_len,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            enable_chunked_prefill=scheduler.enable_chunked_prefill,
+            block_size=scheduler.managers[0].block_size,
+            num_blocks=tuple(manager.num_blocks for manager in scheduler.managers),
+            has_words=self.encode_words is not None,
+        )
 
     # -- requests --------------------------------------------------------------------------------------------
 
