@@ -42,6 +42,14 @@ VOCABULARY = 49_000
 SECONDS_TO_TELL = 5.0  # after the engine's end
 
 
+class RefusedError(AssertionError):
+    """An answer that is no stream: what the server said instead, and its code for that."""
+
+    def __init__(self, status: int, body: bytes | None) -> None:
+        super().__init__(f"status {status}: {body!r}")
+        self.code = "" if body is None else str(json.loads(body)["error"]["code"])
+
+
 class Client:
     """As little of HTTP as thousands of streams need."""
 
@@ -69,7 +77,8 @@ class Client:
 
     async def events(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         status, whole = await self.ask("POST", "/v1/completions", body)
-        assert status == 200, (status, whole)
+        if status != 200:
+            raise RefusedError(status, whole)
         assert self._reader is not None
         async for line in self._reader:
             if line.startswith(b"data: {"):
@@ -223,6 +232,8 @@ async def kill(server: ServeProcess, _folder: Path, count: int) -> dict[str, Any
                 if last == "cut off":
                     begun += 1
                 last = event["error"]["code"] if "error" in event else "token"
+        except RefusedError as refused:  # its turn had not come: it is told by a status, not by an event
+            last = refused.code
         except (ConnectionError, asyncio.IncompleteReadError):
             last = "cut off"
         ends.append((last, time.monotonic()))
