@@ -115,6 +115,12 @@ class Mailroom:
                 return mailbox.joined(outputs)
             await mailbox.arrived.wait()
 
+    async def until_empty(self, seconds: float) -> None:
+        """Waits until every request has ended, for so long at most."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self.mailboxes and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+
     def _awaken(self, mailbox: Mailbox) -> None:
         """Wakes a reader. One call into an event loop wakes all that wait there, so a busy loop is not flooded."""
         awakened = self._awakened.get(mailbox.loop)

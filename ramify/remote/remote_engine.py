@@ -123,9 +123,7 @@ class RemoteEngine:
         """Refuses new requests, lets running ones go on for the grace time, aborts the rest, ends the process."""
         self.check_thread()
         self.close_intake()
-        deadline = asyncio.get_running_loop().time() + grace_seconds
-        while self.room.mailboxes and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.01)
+        await self.room.until_empty(grace_seconds)
         await asyncio.to_thread(self.stop)
 
     def close_intake(self) -> None:

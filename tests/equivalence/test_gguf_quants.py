@@ -10,20 +10,10 @@ import torch
 
 from ramify.models import gguf_quants
 from ramify.models.gguf_quants import FORMATS_BY_NAME, QuantFormat, dequantize, type_name
+from tests.quantised import HALVES
 
 Bytes = npt.NDArray[np.uint8]
 NUM_BLOCKS = 5
-# Where each format keeps its float16 numbers, so that a test can make them finite.
-HALF_OFFSETS = {
-    "Q8_0": (0,),
-    "Q4_0": (0,),
-    "Q4_1": (0, 2),
-    "Q5_0": (0,),
-    "Q5_1": (0, 2),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-}
 EVERY_FORMAT = pytest.mark.parametrize("quant_format", FORMATS_BY_NAME.values(), ids=lambda each: each.name)
 
 
@@ -35,7 +25,7 @@ def random_blocks(quant_format: QuantFormat, num_blocks: int, seed: int = 0) -> 
 def finite_blocks(quant_format: QuantFormat, num_blocks: int, seed: int = 0) -> Bytes:
     """Random blocks whose float16 scales have a clear bit in the exponent, hence no infinity and no NaN."""
     blocks = random_blocks(quant_format, num_blocks, seed)
-    for offset in HALF_OFFSETS.get(quant_format.name, ()):
+    for offset in HALVES.get(quant_format.name, ()):
         blocks[:, offset + 1] &= 0b1011_1111
     return blocks
 
