@@ -7,7 +7,7 @@ SERVE ?= # further flags: make serve SERVE="--port 9000"
 CPU_KERNELS := $(wildcard ramify/cpu/*.cpp ramify/cpu/*.h)
 PROMPT ?= Once upon a time, in a small village by the sea,
 
-.PHONY: demo test test-long test-gpu check format count bench sanitize serve clean
+.PHONY: demo test test-long test-search test-gpu check format count bench sanitize serve clean
 
 demo: .venv/.installed
 	$(BIN)/ramify generate "$(PROMPT)" -n 4 --temperature 0.8 --max-tokens 48 --seed 7
@@ -23,6 +23,10 @@ test: .venv/.installed-dev
 
 test-long: .venv/.installed-dev
 	$(BIN)/python -m pytest -q -n auto --dist loadfile -m long
+
+# The other targets run the same random examples every time; this one looks for new ones, every time others.
+test-search: .venv/.installed-dev
+	$(BIN)/python -m pytest -q -n auto --dist loadfile -m hypothesis --hypothesis-profile search
 
 check: .venv/.installed-dev
 	$(BIN)/ruff format --check .

@@ -233,9 +233,13 @@ class SamplingParams:
     @property
     def num_together(self) -> int | None:
         """How many sequences must step together, because they look at each other; None where each goes its own way."""
-        together = (SamplingStrategy.BEAM_SEARCH, SamplingStrategy.DIVERSE, SamplingStrategy.WITHOUT_REPLACEMENT)
-        looks_at_siblings = self.resolved_strategy in together
+        looks_at_siblings = self.forks_at_every_token or self.resolved_strategy is SamplingStrategy.DIVERSE
         return self.num_children if looks_at_siblings else None
+
+    @property
+    def forks_at_every_token(self) -> bool:
+        """Whether sequences are given up and others fork in their place, at any token and not at the first alone."""
+        return self.resolved_strategy in (SamplingStrategy.BEAM_SEARCH, SamplingStrategy.WITHOUT_REPLACEMENT)
 
     @property
     def sequence_breakers(self) -> tuple[str, ...]:

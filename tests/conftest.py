@@ -24,10 +24,10 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# A shared machine may be slow at any moment: no example fails for its time. In CI the same examples run every time.
-settings.register_profile(
-    "ramify", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
-)
+# A shared machine may be slow at any moment: no example fails for its time. The same examples run every time, so that a
+# change is judged by what it changes; `--hypothesis-profile search`, as in `make test-search`, looks for new ones.
+settings.register_profile("ramify", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile("search", settings.get_profile("ramify"), derandomize=False, print_blob=True)
 settings.load_profile("ramify")
 
 

@@ -15,12 +15,13 @@ from ramify.engine.sequence import Order, Sequence, SequenceStatus, Track
 class Gang:
     """Sequences in the order of their numbers, all in one state; before the first fork the root stands for all."""
 
-    __slots__ = ("num_together", "order", "restart", "sequences")
+    __slots__ = ("may_regrow", "num_together", "order", "restart", "sequences")
 
-    def __init__(self, sequence: Sequence, *, num_together: int | None = None) -> None:
+    def __init__(self, sequence: Sequence, *, num_together: int | None = None, may_regrow: bool = False) -> None:
         self.sequences = [sequence]
         self.order: Order = sequence.order  # who goes first: the lower
         self.num_together = num_together  # how many step together once the root has forked; None: forks go their way
+        self.may_regrow = may_regrow  # whether there may be fewer of them for a while, and then all again
         self.restart: list[int] = []  # positions that the first computes alone, before the others fork from it again
 
     @property
@@ -29,8 +30,8 @@ class Gang:
 
     @property
     def size(self) -> int:
-        """How many sequences it counts for: those that will be, as long as the root is alone."""
-        if self.num_together is not None and not self.sequences[0].output_token_ids:
+        """How many sequences it counts for: those that will be, as long as the root is alone or some may come back."""
+        if self.num_together is not None and (self.may_regrow or not self.sequences[0].output_token_ids):
             return self.num_together
         return len(self.sequences)
 

@@ -74,7 +74,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         request.root.order = (request.priority, self._num_arrived, 0)
         self._num_arrived += 1
-        gang = Gang(request.root, num_together=request.sampling_params.num_together)
+        params = request.sampling_params
+        gang = Gang(request.root, num_together=params.num_together, may_regrow=params.forks_at_every_token)
         self._gang_of[request.root.seq_id] = gang
         insort(self.waiting, gang, key=_order)
 

@@ -241,6 +241,24 @@ def test_a_shared_partial_block_is_copied_by_all_but_one() -> None:
     assert [len(prefix.sharers) for prefix in work.shared] == [4]
 
 
+def test_sequences_that_come_back_in_a_search_keep_their_place() -> None:
+    """A draw without replacement, or a beam, may be given up and another fork instead, steps later.
+
+    Found by the schedules above: someone else had taken the place in the meantime, one more than may run.
+    """
+    engine = fake_engine(num_blocks=512, block_size=4, max_num_seqs=5)
+    few = {"allowed_token_ids": [0, 1]}  # two beams after the first token, four after the second
+    for seed in range(12):
+        params = SamplingParams(n=3, seed=seed, max_tokens=9, strategy="without_replacement")
+        engine.add_request(Request(f"drawn {seed}", None, [1, 2, 3], params))
+        engine.add_request(Request(f"alone {seed}", None, [1, 2, 4], SamplingParams(seed=seed, max_tokens=3)))
+        beams = SamplingParams(n=4, strategy="beam_search", max_tokens=6, ignore_eos=True, **few)
+        engine.add_request(Request(f"beams {seed}", None, [1, 2, 5, seed], beams))
+    while engine.has_unfinished():
+        engine.step()
+        check(engine)
+
+
 @pytest.mark.parametrize("caching", [True, False])
 def test_prefix_hits_are_counted_and_leave_one_token_to_compute(caching: bool) -> None:
     engine = fake_engine(block_size=4, enable_prefix_caching=caching)
