@@ -34,6 +34,8 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "OptimalOutputs",
         "Inclusion",
         "MixtureReport",
+        "ContinuationLogprobs",
+        "PairLogprobs",
     ),
     "Configuration": ("EngineConfig", "ModelConfig", "CacheConfig", "SchedulerConfig", "MixtureConfig"),
     "Loading": ("ModelLoader", "get_model_and_tokenizer"),

@@ -13,13 +13,14 @@ from ramify.config import DEFAULT_MODEL, EngineConfig, EngineOptions
 from ramify.drive.build import build_engine
 from ramify.drive.intake import Prompt, as_prompts, one_for_each
 from ramify.drive.loops import Calls
+from ramify.drive.scoring import scores, scoring_requests
 from ramify.drive.tree import Tree
 from ramify.engine.request import Request
 from ramify.errors import InvalidInputError, UnsupportedAttributeError, WeightsError
 from ramify.foreign.keywords import own_keywords, strict_keywords
 from ramify.foreign.vllm import ATTRIBUTES, CHAT_KEYWORDS, GENERATE_KEYWORDS
 from ramify.models.weights import fill
-from ramify.outputs import RequestOutput
+from ramify.outputs import ContinuationLogprobs, RequestOutput
 from ramify.parallel.leading import replaced_everywhere
 from ramify.sampling_params import SamplingParams, SamplingStrategy
 from ramify.text.codec import Message
@@ -181,6 +182,21 @@ class LLM:
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         for outputs in self._calls.steps([self._intake.chat_request(messages, params)], check=self._check_weights):
             yield from outputs
+
+    def logprobs(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        continuations: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        *,
+        top_k: int = 0,
+    ) -> list[ContinuationLogprobs]:
+        """The model's own logprobs of given tokens, one continuation after each prompt, or many after one prompt.
+
+        A continuation is token ids, or text, which is tokenised by itself. All are computed in batches, and what
+        prompts begin with in common is computed once. With `top_k`, the likeliest tokens at every place are told too.
+        """
+        requests = scoring_requests(self._intake, prompts, continuations, top_k)
+        return scores(self._run(requests, use_tqdm=False))
 
     def get_tokenizer(self) -> HuggingFaceTokenizer:
         """The model's tokenizer under the names that `transformers` gave its methods."""

@@ -16,9 +16,10 @@ from ramify.drive.build import build_pair
 from ramify.drive.intake import Prompt, as_prompts
 from ramify.drive.loops import Calls
 from ramify.drive.pair_intake import Rendered
+from ramify.drive.scoring import comparison_requests, pair_scores, paired_up
 from ramify.engine.request import Request
 from ramify.errors import InvalidInputError
-from ramify.outputs import CompletionOutput, MixtureReport, RequestOutput
+from ramify.outputs import CompletionOutput, MixtureReport, PairLogprobs, RequestOutput
 from ramify.sampling_params import OutputKind, SamplingParams
 from ramify.text.detokenizer import token_texts
 from ramify.text.tokenizer import Tokenizer
@@ -181,6 +182,31 @@ class OptimalSampling:
             for prompt, theta_prompt in zip(*_paired(prompts, theta_prompts), strict=True)
         ]
         return OptimalOutputs(self._calls.run(requests, use_tqdm=use_tqdm), self.tokenizer)
+
+    def logprobs(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        continuations: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        theta_prompts: Prompt | Sequence[Prompt] | None = None,
+        *,
+        top_k: int = 0,
+    ) -> list[PairLogprobs]:
+        """What both models say of given tokens (at temperature 1), and their full-vocabulary KL at each of them.
+
+        One continuation after each prompt, or many after one. A continuation is token ids, or text, which is tokenised
+        by itself. All are computed in batches, and what prompts begin with in common is computed once.
+        """
+        before, given = paired_up(self._intake, prompts, continuations)
+        own = before if theta_prompts is None else paired_up(self._intake, theta_prompts, given)[0]
+        pieces = comparison_requests(
+            self._intake,
+            [self._intake.render(*pair) for pair in zip(before, own, strict=True)],
+            given,
+            top_k,
+            most_at_once=max(1, self.core.scheduler.max_num_batched_tokens // 2),
+        )
+        outputs = self._calls.run([request for each in pieces for request in each], use_tqdm=False)
+        return pair_scores(outputs, [len(each) for each in pieces])
 
     def request(self, prompt: Prompt, theta_prompt: Prompt | None, params: SamplingParams) -> Request:
         """A request for `finish`; a bad prompt or parameter raises here."""

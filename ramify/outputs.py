@@ -132,6 +132,36 @@ class CompletionOutput:
         return float("-inf") if self.is_empty() else self.cumulative_logprob
 
 
+@dataclass(frozen=True, slots=True)
+class ContinuationLogprobs:
+    """What a model says of given tokens after a prompt: one entry per token. A rank of 1 is the likeliest token."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    ranks: tuple[int, ...]
+    alternatives: tuple[LogprobRow, ...] | None = None  # with top_k: the likeliest tokens at each place, and the token
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
+
+    @property
+    def cumulative_logprob(self) -> float:
+        return math.fsum(self.logprobs)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the model, drawing greedily, writes these tokens."""
+        return all(rank == 1 for rank in self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class PairLogprobs:
+    """What a teacher and a student say of the same tokens, and how far apart they are at each, over all tokens."""
+
+    teacher: ContinuationLogprobs
+    theta: ContinuationLogprobs
+    forward_kl: tuple[float, ...]  # KL(teacher || student)
+    reverse_kl: tuple[float, ...]  # KL(student || teacher)
+
+
 class Standing(NamedTuple):
     """How a child ranks among its siblings."""
 
@@ -202,4 +232,5 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None
+    scored: ContinuationLogprobs | PairLogprobs | None = None  # of given tokens, where they alone were asked about
     growth: tuple[GrowthStep, ...] = ()  # since the last output, if output_kind is "growth"

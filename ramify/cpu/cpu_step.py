@@ -38,7 +38,6 @@ class CpuStep(DeviceStep):
             batch_invariant=batch_invariant,
         )
         self._library = library
-        self._batch_invariant = batch_invariant
 
     def launch(self, plan: Plan) -> Ticket:
         num_draws = len(plan.draws) + (0 if plan.onward is None else len(plan.onward.members))

@@ -28,19 +28,16 @@ from ramify.device.graphs import Graphs, padded
 from ramify.device.lane import Lane, is_in_order, most_rows
 from ramify.device.last_draws import NO_ROW, LastDraws
 from ramify.device.layers import Layers
+from ramify.device.prompt_reports import report_prompts, rows_asked
 from ramify.device.reads import Int64s
 from ramify.device.rows import DrawRows, upload
 from ramify.device.seats import Seats
 from ramify.engine.demands import SamplerChoice
-from ramify.engine.plan import PENDING, Asking, Draw, Member, Plan, Row, StepResult, Ticket, TokenReport
+from ramify.engine.plan import PENDING, Asking, Draw, Member, Plan, StepResult, Ticket
 from ramify.sampling import columns as column
 from ramify.sampling.columns import Columns
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.pipeline import ROWS_AT_ONCE, Sampler, Source
-from ramify.sampling.token_reports import report
-
-PROMPT_ROWS_AT_ONCE = 64  # what prompt logprobs need of the vocabulary at a time
-
 
 # Waits for what was drawn in these rows, and tells it in the order of the draws.
 Read = Callable[[Sequence[int] | Int64s, Sequence[Asking]], StepResult]
@@ -126,7 +123,7 @@ class DeviceStep:
         self.runs_ahead = runs_ahead
         # torch's operators sum in an order that follows from the number of rows: invariant, each row comes alone.
         self.sampler = Sampler(logprobs_mode, mixer, rows_at_once=1 if batch_invariant else ROWS_AT_ONCE)
-        self._prompt_rows_at_once = 1 if batch_invariant else PROMPT_ROWS_AT_ONCE
+        self._batch_invariant = batch_invariant
         self.graphs = Graphs(self.device, use_graphs=use_graphs)
         num_tracks = 1 if mixer is None else 2
         max_rows = most_rows(max_num_seqs, num_tracks, len(layers))
@@ -172,12 +169,13 @@ class DeviceStep:
         tracks = self._tracks(plan)
         for lane, wanted in zip(self.lanes, self._wanted(plan, tracks), strict=True):
             lane.compute(wanted, self._tokens)
-        reports = self._report_prompts(plan)
+        told = report_prompts(self.lanes, plan.prompt_reports, batch_invariant=self._batch_invariant)
         ticket = self._draw(plan, tracks) if tracks else partial(StepResult, [], [])
-        if not reports:
+        if not told.reports:
             return ticket
         result = ticket()
-        result.prompts.extend(reports)
+        result.prompts.extend(told.reports)
+        result.comparisons.update(told.comparisons)
         return lambda: result
 
     @torch.inference_mode()
@@ -204,28 +202,9 @@ class DeviceStep:
             if not self.lanes[track.model].is_captured:  # else all rows leave theirs
                 wanted[track.model].append(track.rows)
         for asked in plan.prompt_reports:
-            wanted[asked.first.model].append(self._rows_asked(asked.first, len(asked.targets)))
+            for row in asked.rows():
+                wanted[row.model].append(rows_asked(self.lanes, row, len(asked.targets)))
         return [np.unique(np.concatenate(rows)) if rows else np.empty(0, np.int64) for rows in wanted]
-
-    # -- prompts ---------------------------------------------------------------------------------------------
-
-    def _rows_asked(self, first: Row, count: int) -> Int64s:
-        start = int(self.lanes[first.model].rows_of([first])[0])
-        return np.arange(start, start + count)
-
-    def _report_prompts(self, plan: Plan) -> list[list[TokenReport]]:
-        """A few rows at a time: a prompt's logits may be larger than the model."""
-        reports: list[list[TokenReport]] = [[] for _ in plan.prompt_reports]
-        for asked, own in zip(plan.prompt_reports, reports, strict=True):
-            lane, rows = self.lanes[asked.first.model], self._rows_asked(asked.first, len(asked.targets))
-            for start in range(0, len(rows), PROMPT_ROWS_AT_ONCE):
-                some = slice(start, start + PROMPT_ROWS_AT_ONCE)
-                targets = torch.tensor(asked.targets[some], device=self.device)[:, None]
-                logits, count = lane.logits(rows[some]), asked.demands.params.prompt_logprobs or 0
-                for row in range(0, len(targets), self._prompt_rows_at_once):
-                    few = slice(row, row + self._prompt_rows_at_once)
-                    own += [told[0] for told in report(logits[few].clone(), targets[few], count)]
-        return reports
 
     # -- draws -----------------------------------------------------------------------------------------------
 

@@ -87,6 +87,30 @@ class Intake:
         token_ids = self.codec.encode(text, add_special_tokens=False)
         return self._make(params, request_id, priority, text=text, token_ids=self._checked(token_ids))
 
+    def continuations(self, given: Any) -> list[list[int]]:
+        """Token ids of given continuations: one or several, each a text (tokenised by itself) or token ids."""
+        if isinstance(given, str):
+            given = [given]
+        listed = list(given) if isinstance(given, Iterable) else [given]
+        if listed and all(isinstance(each, int) for each in listed):
+            listed = [listed]
+        encoded = [
+            self.codec.encode(each, add_special_tokens=False) if isinstance(each, str) else each for each in listed
+        ]
+        checked = [list(check.token_ids("continuations", each, 2**31, self.vocab_size)) for each in encoded]
+        for index, token_ids in enumerate(checked):
+            if not token_ids:
+                raise InvalidInputError(f"continuations must not be empty: number {index} has no tokens")
+        return checked
+
+    def scoring_request(self, prompt: Prompt, continuation: list[int], top_k: int) -> Request:
+        """Asks for the logprobs of a continuation's tokens after a prompt, and nothing else of it."""
+        params = SamplingParams(max_tokens=0, prompt_logprobs=top_k, detokenize=False)
+        given = plain(prompt)
+        if isinstance(given, str):
+            given = self.codec.encode(given, add_special_tokens=True)
+        return self._make(params, None, 0, text=None, token_ids=self._checked(given), continuation=continuation)
+
     def check_params(self, params: SamplingParams) -> None:
         if not isinstance(params, SamplingParams):
             raise check.refuse("sampling_params", params, "SamplingParams")
@@ -107,11 +131,25 @@ class Intake:
         text: str | None,
         token_ids: list[int],
         other_prompts: Iterable[tuple[int, list[int]]] = (),
+        continuation: list[int] | None = None,
     ) -> Request:
-        self.check_params(params)
+        if continuation is None:
+            self.check_params(params)
+        else:  # all but its last token stand behind every prompt: that one is only asked about
+            token_ids = token_ids + continuation[:-1]
+            other_prompts = [(model, ids + continuation[:-1]) for model, ids in other_prompts]
         name = f"request-{next(self._numbers)}" if request_id is None else check.text("request_id", request_id, 256)
         priority = check.integer("priority", priority)
-        request = Request(name, text, token_ids, params, priority=priority, other_prompts=other_prompts)
+        request = Request(
+            name,
+            text,
+            token_ids,
+            params,
+            priority=priority,
+            other_prompts=other_prompts,
+            next_token_id=None if continuation is None else continuation[-1],
+            num_told=None if continuation is None else len(continuation),
+        )
         self._check_request(request)
         return request
 

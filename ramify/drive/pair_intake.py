@@ -114,6 +114,21 @@ class PairIntake(Intake):
         theta = Rendered(*self.theta.render_chat(messages if theta_messages is None else theta_messages, **options))
         return self._make_pair(params, request_id, priority, teacher, theta)
 
+    def comparison(self, prompts: tuple[list[int], list[int]], continuation: list[int], top_k: int) -> Request:
+        """Asks what both models say of a continuation's tokens, each after its own prompt."""
+        params = SamplingParams(max_tokens=0, prompt_logprobs=top_k, detokenize=False)
+        teacher, theta = prompts
+        other = [(self._theta_model, theta)]
+        return self._make(
+            params,
+            None,
+            0,
+            text=None,
+            token_ids=teacher,
+            other_prompts=other,
+            continuation=continuation,
+        )
+
     def check_params(self, params: SamplingParams) -> None:
         super().check_params(params)
         if params.prompt_logprobs is not None:

@@ -25,7 +25,8 @@ from ramify import validation as check
 from ramify.drive.intake import Intake, Prompt
 from ramify.drive.loops import Calls
 from ramify.drive.node import Node
-from ramify.engine.core import CACHE_FULL, EngineCore
+from ramify.drive.scoring import raise_first_error
+from ramify.engine.core import EngineCore
 from ramify.engine.demands import Demands
 from ramify.engine.plan import Draw
 from ramify.engine.request import Request
@@ -251,19 +252,9 @@ class Tree:
             raise InvalidInputError(f"child names noise of a prompt's own, and nodes have theirs: got {params.child}")
 
     def _continuations(self, nodes: list[Node], given: Any) -> list[list[int]]:
-        if isinstance(given, str):
-            given = [given]
-        listed = list(given) if isinstance(given, Iterable) else [given]
-        if len(nodes) == 1 and listed and all(isinstance(each, int) for each in listed):
-            listed = [listed]
-        if len(listed) != len(nodes):
-            raise InvalidInputError(f"continuations must be one per node: got {len(listed)} for {len(nodes)} nodes")
-        codec, vocab_size = self._intake.codec, self._intake.vocab_size
-        encoded = [codec.encode(each, add_special_tokens=False) if isinstance(each, str) else each for each in listed]
-        checked = [list(check.token_ids("continuations", each, 2**31, vocab_size)) for each in encoded]
-        for index, token_ids in enumerate(checked):
-            if not token_ids:
-                raise InvalidInputError(f"continuations must not be empty: number {index} has no tokens")
+        checked = self._intake.continuations(given)
+        if len(checked) != len(nodes):
+            raise InvalidInputError(f"continuations must be one per node: got {len(checked)} for {len(nodes)} nodes")
         return checked
 
     def _seeds(self, nodes: list[Node], given: int | None) -> list[int]:
@@ -358,13 +349,10 @@ class Tree:
             for name in names:
                 self.drop(name)
             raise
-        error = next((output.error for output in outputs if output.error is not None), None)
-        if error is None:
-            return outputs
-        self._calls.between(lambda: self._core.release(names))
-        raise (
-            CacheExhaustedError(f"{error}: release some") if error.startswith(CACHE_FULL) else InvalidInputError(error)
-        )
+        if any(output.error is not None for output in outputs):
+            self._calls.between(lambda: self._core.release(names))
+            raise_first_error(outputs)
+        return outputs
 
 
 def node_seed(seed: int, node_id: int, turn: int) -> int:

@@ -133,8 +133,10 @@ class EngineCore:
         self.requests.groups[request.request_id] = group
         self._num_arrived += 1
         self.scheduler.add(request)
+        num_untold = request.num_untold
         if request.begins_with is not None:
-            group.prompt_reports += [None] * self.kept.begin(request.begins_with, request.root)
+            num_untold = max(num_untold, self.kept.begin(request.begins_with, request.root))
+        group.prompt_reports += [None] * num_untold
         self._is_torn = False
 
     def _words(self, words: Items[str] | None) -> tuple[tuple[int, ...], ...]:
@@ -227,7 +229,7 @@ class EngineCore:
                 group.metrics = replace(group.metrics, first_scheduled_time=now)
                 self.last_step.record_queue_time(now - group.metrics.arrival_time)
             if demands.params.prompt_logprobs is not None:
-                reports += _prompt_report(group, sequence, rows[0], schedule)
+                reports += _prompt_reports(group, sequence, rows, schedule, caught_up=caught_up)
             if not caught_up or demands.longest_output == 0:
                 continue
             output, parent = sequence.data.output_token_ids, sequence.child
@@ -295,9 +297,17 @@ class EngineCore:
         }
 
 
-def _prompt_report(group: Group, sequence: Sequence, last: Row, schedule: Schedule) -> list[PromptReport]:
+def _prompt_reports(
+    group: Group, sequence: Sequence, rows: tuple[Row, ...], schedule: Schedule, *, caught_up: bool
+) -> list[PromptReport]:
     """What this step can tell about prompt tokens not told about yet; each is told by the row before it."""
-    prompt = group.request.reported_token_ids
+    prompt, last = group.request.reported_token_ids, rows[0]
+    if len(sequence.tracks) > 1:  # two models are compared where both compute the same tokens, in their last step
+        count = sequence.num_at_once
+        first, second = (row._replace(offset=row.offset - count + 1) for row in rows) if caught_up else (None, None)
+        if first is None:
+            return []
+        return [PromptReport(group.request.request_id, first, prompt[-count:], group.demands, second)]
     chunk = schedule.works[last.model].chunks[last.chunk]
     # What lies before the chunk was asked for by an earlier step, which may still be under way.
     told = max(len(group.prompt_reports), chunk.start)

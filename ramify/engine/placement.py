@@ -143,9 +143,11 @@ class Placement:
     def find_prefixes(self, gang: Gang) -> list[list[Entry]]:
         """For each track of the first that must start from nothing: blocks whose content it can take over."""
         leader = gang.sequences[0]
-        if leader.sampling_params.prompt_logprobs is not None and not leader.output_token_ids:
-            return [[] for _ in leader.tracks]  # a cached prefix has no logits to report
         ends = gang.restart or [leader.num_tokens(track) for track in leader.tracks]
+        if leader.sampling_params.prompt_logprobs is not None and not leader.output_token_ids:
+            if leader.num_told is None:
+                return [[] for _ in leader.tracks]  # a cached prefix has no logits to report
+            ends = [end - leader.num_told + 1 for end in ends]  # up to where they are reported
         return [
             self.managers[track.model].find(leader.tokens_between(track, 0, end)) if track.num_computed == 0 else []
             for track, end in zip(leader.tracks, ends, strict=True)

@@ -149,12 +149,19 @@ class Onward:
 
 
 class PromptReport(NamedTuple):
-    """Logprobs to report of `targets`, which follow this row and those after it, and of the likeliest tokens there."""
+    """Logprobs to report of `targets`, which follow this row and those after it, and of the likeliest tokens there.
+
+    `second` is where the same targets begin for the second of two models, which are compared there.
+    """
 
     request_id: str
     first: Row
     targets: Sequence[int]
     demands: Demands
+    second: Row | None = None
+
+    def rows(self) -> tuple[Row, ...]:
+        return (self.first,) if self.second is None else (self.first, self.second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +187,10 @@ class Plan:
             return Row(row.model, row.chunk + count, row.offset) if row.model == 0 else row
 
         draws = [draw._replace(rows=tuple(map(behind, draw.rows))) for draw in self.draws]
-        reports = [report._replace(first=behind(report.first)) for report in self.prompt_reports]
+        reports = [
+            report._replace(first=behind(report.first), second=None if report.second is None else behind(report.second))
+            for report in self.prompt_reports
+        ]
         first, *others = self.works
         whole = replace(first, chunks=[*self.onward.chunks(), *first.chunks])
         return Plan([whole, *others], [*self.onward.draws(), *draws], reports)
@@ -197,6 +207,14 @@ class TokenReport(NamedTuple):
     def first(self, count: int) -> TokenReport:
         """With no more than `count` of the likeliest."""
         return self._replace(top_token_ids=self.top_token_ids[:count], top_logprobs=self.top_logprobs[:count])
+
+
+class Comparison(NamedTuple):
+    """What the second of two models says of a token that the first reports too, and how far apart they are there."""
+
+    report: TokenReport
+    forward_kl: float  # KL(first || second) over the whole vocabulary
+    reverse_kl: float  # KL(second || first)
 
 
 class Expansions(NamedTuple):
@@ -224,6 +242,7 @@ class StepResult:
     expansions: dict[int, Expansions] = field(default_factory=dict)  # of draws that asked for candidates
     prompts: list[list[TokenReport]] = field(default_factory=list)  # one list per prompt report of the plan
     mixtures: dict[int, MixtureReport] = field(default_factory=dict)  # of draws from two models
+    comparisons: dict[int, list[Comparison]] = field(default_factory=dict)  # of prompt reports on two models
 
     @classmethod
     def of_parts(cls, parts: Sequence[tuple[Sequence[int], StepResult]]) -> StepResult:

@@ -79,7 +79,7 @@ class Recorder:
         """Files what was reported of prompts; a request that wanted nothing more ends here."""
         outputs: list[RequestOutput] = []
         schedule, plan = launched.schedule, launched.plan
-        for asked, reports in zip(plan.prompt_reports, result.prompts, strict=True):
+        for index, (asked, reports) in enumerate(zip(plan.prompt_reports, result.prompts, strict=True)):
             group = self._open.groups.get(asked.request_id)
             if group is None or group.demands.number != asked.demands.number:
                 continue  # it ended while this step was under way
@@ -87,6 +87,7 @@ class Recorder:
                 outputs.append(self._open.stop(group, FinishReason.ERROR, NOT_FINITE))
                 continue
             first = plan.works[asked.first.model].chunks[asked.first.chunk].start + asked.first.offset
+            group.comparisons += result.comparisons.get(index, ())
             group.prompt_reports += reports[len(group.prompt_reports) - first :]
         for sequence, _, caught_up in schedule.sequences:
             if caught_up and sequence.sampling_params.max_tokens == 0 and not sequence.is_finished():

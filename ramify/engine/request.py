@@ -14,7 +14,8 @@ class Request:
 
     `other_prompts` are what further models see in place of the prompt, as (model, token ids): a track each. All tracks
     grow by the same tokens. `begins_with` names a kept prefix of the prompt (engine/kept.py), and what `keeps` is kept
-    under its sequences' ids. The token after the prompt is reported with the prompt's own, if it is named.
+    under its sequences' ids. The token after the prompt is reported with the prompt's own, if it is named; `num_told`
+    says how many of the last tokens are reported at all, so that the rest may come out of the prefix cache.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class Request:
         begins_with: str | None = None,
         keeps: bool = False,
         next_token_id: int | None = None,
+        num_told: int | None = None,
     ) -> None:
         if prompt_token_ids is None:
             raise InvalidInputError(f"request {request_id!r} has no prompt_token_ids")
@@ -46,6 +48,7 @@ class Request:
         )
         for role, (model, token_ids) in enumerate(other_prompts, start=1):
             self.root.tracks.append(Track(f"{self.root.seq_id}/{role}", model, token_ids, role=role))
+        self.root.num_told = num_told
         if not all(track.prompt_token_ids for track in self.root.tracks):
             raise InvalidInputError("prompt must have at least one token, got none")
         self.sequences: dict[str, Sequence] = {self.root.seq_id: self.root}
@@ -61,6 +64,12 @@ class Request:
     def reported_token_ids(self) -> list[int]:
         """Those that `prompt_logprobs` tell of, but for the first."""
         return self.prompt_token_ids + ([] if self.next_token_id is None else [self.next_token_id])
+
+    @property
+    def num_untold(self) -> int:
+        """How many positions of the prompt, from the first, nobody asks for the token after."""
+        num_told = self.root.num_told
+        return 0 if num_told is None else len(self.prompt_token_ids) - num_told
 
     def fork_sequence(self, seq_id: str, parent_id: str | None = None) -> Sequence:
         """A new sequence of this request, forked from the root or from the sequence named."""

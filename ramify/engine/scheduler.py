@@ -214,20 +214,21 @@ class Scheduler:
         for gang, missing in lacking:
             if schedule.budget == 0:
                 break
-            share = self._share(missing, schedule.budget)
+            share = self._share(gang, missing, schedule.budget)
             if any(share):
                 shares[gang] = share
                 schedule.budget -= sum(share)
         return schedule, shares
 
-    def _share(self, missing: list[int], budget: int) -> list[int]:
+    def _share(self, gang: Gang, missing: list[int], budget: int) -> list[int]:
         if sum(missing) <= budget:
             return missing
         if not self.enable_chunked_prefill and sum(missing) <= self.max_num_batched_tokens:
             return [0] * len(missing)  # it fits a step of its own; what does not (a long recompute) is split anyway
         share = []
+        at_once = gang.sequences[0].num_at_once
         for count in missing:  # tokens are drawn from all tracks' last positions at once: none goes there alone
-            share.append(max(0, min(count - 1, budget)))
+            share.append(max(0, min(count - at_once, budget)))
             budget -= share[-1]
         return share
 
@@ -255,12 +256,12 @@ class Scheduler:
                 if self.running or not self._release_a_holder(gang):
                     return
                 continue
-            if gang.status is SequenceStatus.SWAPPED and not any(self._share(gang.missing(), schedule.budget)):
+            if gang.status is SequenceStatus.SWAPPED and not any(self._share(gang, gang.missing(), schedule.budget)):
                 return  # its blocks come back in the step that goes on with it, or not at all
             self._placement.bring_back(gang, found, schedule)
             if self._placement.fork_again(gang):
                 self._look_for_sharing()
-            share = self._share(gang.missing(), schedule.budget)
+            share = self._share(gang, gang.missing(), schedule.budget)
             if not any(share):
                 return
             self.waiting.pop(0)

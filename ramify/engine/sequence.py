@@ -113,6 +113,7 @@ class Sequence:
         "data",
         "is_blocked",
         "num_pending",
+        "num_told",
         "order",
         "request_id",
         "sampling_params",
@@ -141,6 +142,7 @@ class Sequence:
         self.child = child
         self.tracks = tracks if tracks is not None else [Track(f"{seq_id}/0", 0, self.data.prompt_token_ids)]
         self.stop_reason: int | str | None = None
+        self.num_told: int | None = None  # of its last prompt positions, how many are reported; None: all
         self.num_pending = 0  # tokens drawn in a step under way: 0 or 1
         self.is_blocked = False  # what follows depends on the step under way: nothing is scheduled before it is known
         self.order: Order = (0, 0, child)  # who goes first: the lower
@@ -161,6 +163,11 @@ class Sequence:
             raise IllegalMoveError(f"{self.seq_id}: {self._status.name} cannot become {target.name}")
         self._status = target
         self._is_finished = target.is_finished()
+
+    @property
+    def num_at_once(self) -> int:
+        """How many of its last positions all tracks compute in one step, where they are compared or drawn from."""
+        return 1 if self.num_told is None or len(self.tracks) == 1 else self.num_told
 
     def is_finished(self) -> bool:
         return self._is_finished

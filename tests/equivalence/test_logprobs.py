@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ramify import LLM, FinishReason, Request, RequestOutput, SamplingParams
 from ramify.device.lane import Lane
+from ramify.device.prompt_reports import ROWS_AT_ONCE
 from ramify.device.reads import Int64s
-from ramify.device.step import PROMPT_ROWS_AT_ONCE
 from ramify.engine.plan import TokenReport
 from ramify.engine.search.logprob_rows import LogprobRows
 from ramify.outputs import CompletionOutput, LogprobRow
@@ -245,7 +245,7 @@ def test_no_prompt_becomes_one_array_of_all_its_logits(llm: LLM, monkeypatch: py
     monkeypatch.setattr(Lane, "logits", watched)
     outputs = generate(llm, prompts(400, 300), max_tokens=1, prompt_logprobs=2)
     assert [len(output.prompt_logprobs or ()) for output in outputs] == [400, 300]
-    assert max(asked_rows) <= PROMPT_ROWS_AT_ONCE <= 128
+    assert max(asked_rows) <= ROWS_AT_ONCE <= 128
     assert sum(asked_rows) == 399 + 299 + 2
 
 

@@ -247,7 +247,7 @@ def test_sequences_that_come_back_in_a_search_keep_their_place() -> None:
     Found by the schedules above: someone else had taken the place in the meantime, one more than may run.
     """
     engine = fake_engine(num_blocks=512, block_size=4, max_num_seqs=5)
-    few = {"allowed_token_ids": [0, 1]}  # two beams after the first token, four after the second
+    few: dict[str, Any] = {"allowed_token_ids": [0, 1]}  # two beams after the first token, four after the second
     for seed in range(12):
         params = SamplingParams(n=3, seed=seed, max_tokens=9, strategy="without_replacement")
         engine.add_request(Request(f"drawn {seed}", None, [1, 2, 3], params))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ramify.engine.demands import Demands
 from ramify.engine.metrics import IterationStats
-from ramify.engine.plan import Draw, TokenReport
+from ramify.engine.plan import Comparison, Draw, TokenReport
 from ramify.engine.request import Request
 from ramify.engine.search.advance import Candidates, Continuation, Independent, Strategy
 from ramify.engine.search.beam import BeamSearch
@@ -18,10 +18,12 @@ from ramify.engine.search.ranking import best_of
 from ramify.engine.sequence import Sequence, SequenceStatus
 from ramify.outputs import (
     CompletionOutput,
+    ContinuationLogprobs,
     FinishReason,
     GrownToken,
     GrowthStep,
     LogprobRow,
+    PairLogprobs,
     RequestMetrics,
     RequestOutput,
     Standing,
@@ -58,6 +60,7 @@ class Group:
         self.num_cached_tokens = 0
         self.finished = False
         self.prompt_reports: list[TokenReport | None] = []  # None: computed before this request, and not told of
+        self.comparisons: list[Comparison] = []  # with a second model, of the last tokens of the prompt reports
         root = request.root
         late = LateText(text, root.output_token_ids) if demands.is_quiet else None
         self.children = {root.child: Child(root, late or text, ledger=ledger)}
@@ -168,6 +171,7 @@ class Group:
             num_cached_tokens=self.num_cached_tokens,
             metrics=self.metrics,
             error=self.error,
+            scored=self._scored(),
             growth=self._growth(standings) if self.demands.is_watched else (),
         )
 
@@ -226,7 +230,7 @@ class Group:
         return child.completion(self._decode, with_logprobs=self.demands.params.logprobs is not None, delta=delta)
 
     def _prompt_logprobs(self) -> list[LogprobRow | None] | None:
-        if self.demands.params.prompt_logprobs is None:
+        if self.demands.params.prompt_logprobs is None or self.request.root.num_told is not None:
             return None
         targets = self.request.reported_token_ids[1:]
         rows = [
@@ -234,6 +238,33 @@ class Group:
             for token_id, report in zip(targets, self.prompt_reports, strict=False)
         ]
         return [None, *rows]
+
+    def _scored(self) -> ContinuationLogprobs | PairLogprobs | None:
+        num_told = self.request.root.num_told
+        reports = [report for report in self.prompt_reports if report is not None]
+        if num_told is None or len(reports) < num_told:  # it ended before all was told
+            return None
+        token_ids = self.request.reported_token_ids[-num_told:]
+        with_alternatives = bool(self.demands.params.prompt_logprobs)
+
+        def scored(by_model: Items[TokenReport]) -> ContinuationLogprobs:
+            told = zip(token_ids, by_model, strict=True)
+            return ContinuationLogprobs(
+                tuple(token_ids),
+                tuple(report.logprob for report in by_model),
+                tuple(report.rank for report in by_model),
+                tuple(logprob_row(*each, self._decode) for each in told) if with_alternatives else None,
+                self.num_cached_tokens,
+            )
+
+        if not self.comparisons:
+            return scored(reports)
+        return PairLogprobs(
+            scored(reports),
+            scored([compared.report for compared in self.comparisons]),
+            tuple(compared.forward_kl for compared in self.comparisons),
+            tuple(compared.reverse_kl for compared in self.comparisons),
+        )
 
 
 def _strategy(demands: Demands) -> Strategy:
