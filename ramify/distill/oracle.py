@@ -6,37 +6,66 @@ the answers it has. The file of problems is never changed.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from ramify.distill.answers import holds_final_answer
-from ramify.distill.asked import Asked
+from ramify.distill.author import Entry
 from ramify.distill.files import ANSWERS
 from ramify.distill.problem_lines import ProblemLines
 from ramify.distill.problems import Malformed, Problem
-from ramify.distill.progress import Progress
 from ramify.distill.recipe import Recipe
 from ramify.distill.template import Template
 from ramify.drive.build import Engine
 from ramify.drive.intake import Intake
 from ramify.drive.loops import Calls
 from ramify.drive.pair_intake import Side
+from ramify.engine.core import EngineCore
 from ramify.engine.request import Request
 from ramify.errors import InvalidInputError
 from ramify.outputs import CompletionOutput, FinishReason, RequestOutput
 
 
-class Answers:
-    """The answers of one run's folder: those that are there, and those that `write` adds."""
+class OracleAuthor:
+    """The oracle, which writes the answer of a problem that has none."""
 
-    def __init__(self, folder: Path, recipe: Recipe, problems: Sequence[Problem]) -> None:
+    def __init__(self, engine: Engine[Intake], recipe: Recipe) -> None:
+        self._engine = engine
         self._recipe = recipe
+        self._calls = Calls(engine.core)
+        self._side = Side(engine.codec, recipe.oracle_system_prompt, recipe.enable_chat_template)
+        self._template = Template("oracle_prompt", recipe.oracle_prompt)
+
+    @property
+    def core(self) -> EngineCore:
+        return self._engine.core
+
+    @property
+    def most_at_once(self) -> int:
+        return 2 * self._engine.config.scheduler_config.max_num_seqs
+
+    def request(self, problem: Problem) -> Request:
+        params = self._recipe.oracle_sampling(self._recipe.problem_seed(problem.line, problem.digest))
+        try:
+            _, token_ids = self._side.render(self._template.fill({"question": problem.question}))
+            return self._engine.intake.request(token_ids, params)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"the oracle cannot be asked: {error}") from None
+
+    def entries(self, problem: Problem, output: RequestOutput) -> list[Entry]:
+        return [_entry(problem, output, self._recipe)]
+
+    def finish(
+        self, requests: Iterable[Request], *, most_at_once: int, after_step: Callable[[], None]
+    ) -> Iterator[RequestOutput]:
+        return self._calls.finish(requests, most_at_once=most_at_once, after_step=after_step)
+
+
+class Answers:
+    """The answers of one run's folder."""
+
+    def __init__(self, folder: Path, problems: Sequence[Problem]) -> None:
         self._lacking = [problem for problem in problems if problem.answer is None]
         self._lines = ProblemLines(folder / ANSWERS)
         try:
@@ -48,25 +77,18 @@ class Answers:
     def missing(self) -> list[Problem]:
         return [problem for problem in self._lacking if problem.line not in self._lines.done]
 
-    def write(self, engine: Engine[Intake], *, stops_at_refused: bool, show_progress: bool) -> list[Malformed]:
-        """Asks for the missing answers; the problems whose prompts the oracle cannot take are refused or returned."""
-        asked = Asked(stops_at_refused=stops_at_refused)
-        make = partial(self._request, engine, Template("oracle_prompt", self._recipe.oracle_prompt))
-        requests = asked.requests(self.missing(), make, refusal="the oracle cannot be asked: ")
-        with Progress(
-            "Answers",
-            problems=len(self._lacking),
-            done=len(self._lines.done),
-            tokens_of_problem=self._recipe.oracle_max_tokens,
-            count_tokens=lambda: engine.core.metrics.generated_tokens,
-            visible=show_progress,
-        ) as progress:
-            most_at_once = 2 * engine.config.scheduler_config.max_num_seqs  # so that it stays full while some end
-            for output in Calls(engine.core).finish(requests, most_at_once=most_at_once, after_step=progress.tick):
-                entry = _entry(asked.problem_of(output), output, self._recipe)
-                self._lines.append([entry])
-                progress.ended(tokens=len(entry["token_ids"]))
-        return asked.refused
+    @property
+    def num_needed(self) -> int:
+        """How many the file of problems lacks."""
+        return len(self._lacking)
+
+    @property
+    def num_written(self) -> int:
+        return len(self._lines.done)
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Writes the answer of one problem: it is on the disk when this returns."""
+        self._lines.append(entries)
 
     def fill(self, problems: Sequence[Problem]) -> tuple[list[Problem], list[Malformed]]:
         """The problems with the oracle's answers in place, and those that it gave no usable answer."""
@@ -102,27 +124,8 @@ class Answers:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _request(self, engine: Engine[Intake], template: Template, problem: Problem) -> Request:
-        recipe = self._recipe
-        side = Side(engine.codec, recipe.oracle_system_prompt, recipe.enable_chat_template)
-        _, token_ids = side.render(template.fill({"question": problem.question}))
-        params = recipe.oracle_sampling(recipe.problem_seed(problem.line, problem.digest))
-        return engine.intake.request(token_ids, params)
 
-
-def ask_and_leave(
-    answers: Answers, load: Callable[[], Engine[Intake]], *, stops_at_refused: bool, show_progress: bool
-) -> list[Malformed]:
-    """Loads the oracle, writes the missing answers, and gives its memory back before the other models are loaded."""
-    engine = load()
-    refused = answers.write(engine, stops_at_refused=stops_at_refused, show_progress=show_progress)
-    del engine
-    gc.collect()
-    torch.cuda.empty_cache()  # does nothing where no GPU is in use
-    return refused
-
-
-def _entry(problem: Problem, output: RequestOutput, recipe: Recipe) -> dict[str, Any]:
+def _entry(problem: Problem, output: RequestOutput, recipe: Recipe) -> Entry:
     [sample] = output.outputs
     return {
         "line": problem.line,

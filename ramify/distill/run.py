@@ -6,28 +6,26 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ramify.distill.advice import advice
-from ramify.distill.asked import Asked
+from ramify.distill.author import Refusals
 from ramify.distill.files import DATA, REPORT
 from ramify.distill.journal import Journal
-from ramify.distill.oracle import Answers, ask_and_leave
+from ramify.distill.oracle import Answers
 from ramify.distill.problems import Malformed, Problem
 from ramify.distill.progress import Progress
 from ramify.distill.recipe import Recipe
 from ramify.distill.report import page
-from ramify.distill.samples import as_samples, prompts_of
 from ramify.distill.tally import Tally
+from ramify.distill.writer import Writer, Writers, WritersHere
 from ramify.drive.build import Engine
 from ramify.drive.intake import Intake
 from ramify.errors import InvalidInputError
 from ramify.files.disk import write_whole
 
 if TYPE_CHECKING:
-    from ramify.engine.request import Request
     from ramify.optimal import OptimalSampling
 
 
@@ -46,7 +44,7 @@ class Summary:
 class Run:
     """Fills one folder with samples. `load` loads the models, if anything is left to do, and `load_oracle` the oracle.
 
-    `preset` is the name that the report gives to the recipe.
+    `writers` are given instead where the models are elsewhere. `preset` is what the report calls the recipe.
     """
 
     def __init__(
@@ -54,18 +52,22 @@ class Run:
         recipe: Recipe,
         problems: Sequence[Problem],
         folder: Path,
-        load: Callable[[], OptimalSampling],
+        load: Callable[[], OptimalSampling] | None = None,
         *,
         load_oracle: Callable[[], Engine[Intake]] | None = None,
+        writers: Writers | None = None,
         preset: str | None = None,
         stops_at_refused: bool = True,
         show_progress: bool = False,
     ) -> None:
+        if load is not None and writers is None:
+            writers = WritersHere(recipe, load, load_oracle)
+        elif writers is None or load is not None:
+            raise InvalidInputError("either load or writers must be given: who writes the samples")
         self.recipe = recipe
         self.problems = problems
         self.folder = folder
-        self._load = load
-        self._load_oracle = load_oracle
+        self._writers = writers
         self._preset = preset
         self._stops = stops_at_refused
         self._shows = show_progress
@@ -78,7 +80,7 @@ class Run:
             problems = self._answered(journal.done)
             left = [problem for problem in problems if problem.line not in journal.done]
             if left:
-                self._sample(self._load(), journal, left)
+                self._sample(self._writers.samples(), journal, left)
             tally = self._write_data(journal)
             advised = tuple(advice(tally, self.recipe))
             content = page(tally, self.recipe, len(self.problems), preset=self._preset, advised=advised)
@@ -98,44 +100,49 @@ class Run:
         """All problems that have an answer, once the oracle has been asked for those that the file lacks."""
         if all(problem.answer is not None for problem in self.problems):
             return self.problems
-        if self._load_oracle is None:
-            raise InvalidInputError("some problems have no answer: an oracle is needed to write them")
-        with Answers(self.folder, self.recipe, self.problems) as answers:
+        with Answers(self.folder, self.problems) as answers:
             answers.check_kept(sampled)
             if answers.missing():
-                self._refused += ask_and_leave(
-                    answers, self._load_oracle, stops_at_refused=self._stops, show_progress=self._shows
-                )
+                self._answer(self._writers.answers(), answers)
             filled, unusable = answers.fill(self.problems)
         self._refused += unusable
         return filled
 
-    def _sample(self, sampler: OptimalSampling, journal: Journal, left: Sequence[Problem]) -> None:
-        asked = Asked(stops_at_refused=self._stops)
-        # Twice what the engine runs at a time, so that it stays full while some of them end.
-        most_at_once = max(2, -(-2 * sampler.config.scheduler_config.max_num_seqs // self.recipe.n))
+    def _answer(self, writer: Writer, answers: Answers) -> None:
+        """Has the missing answers written, and gives the oracle's memory back before the other models are loaded."""
+        refusals = Refusals(stops=self._stops)
+        with Progress(
+            "Answers",
+            problems=answers.num_needed,
+            done=answers.num_written,
+            tokens_of_problem=self.recipe.oracle_max_tokens,
+            count_tokens=lambda: writer.num_tokens,
+            visible=self._shows,
+        ) as progress:
+            for entries in writer.write(answers.missing(), refusals, progress.tick):
+                answers.append(entries)
+                progress.ended(tokens=sum(len(entry["token_ids"]) for entry in entries))
+        writer.close()
+        self._refused += refusals.found
+
+    def _sample(self, writer: Writer, journal: Journal, left: Sequence[Problem]) -> None:
+        refusals = Refusals(stops=self._stops)
         with Progress(
             "Samples",
             problems=len(left) + len(journal.done),
             done=len(journal.done),
             tokens_of_problem=self.recipe.n * self.recipe.max_tokens,
-            count_tokens=lambda: sampler.core.metrics.generated_tokens,
+            count_tokens=lambda: writer.num_tokens,
             visible=self._shows,
         ) as progress:
-            requests = asked.requests(left, partial(self._request, sampler))
-            for output in sampler.finish(requests, most_at_once=most_at_once, after_step=progress.tick):
-                samples = as_samples(asked.problem_of(output), output, self.recipe, sampler)
+            for samples in writer.write(left, refusals, progress.tick):
                 journal.append(samples)
                 progress.ended(
                     tokens=sum(len(sample["token_ids"]) for sample in samples),
                     samples=len(samples),
                     accepted=sum(sample["accepted"] for sample in samples),
                 )
-        self._refused += asked.refused
-
-    def _request(self, sampler: OptimalSampling, problem: Problem) -> Request:
-        params = self.recipe.sampling(self.recipe.problem_seed(problem.line, problem.digest))
-        return sampler.request(*prompts_of(problem, self.recipe), params)
+        self._refused += refusals.found
 
     def _write_data(self, journal: Journal) -> Tally:
         """The accepted samples in the problems' order, whatever order they were made in."""

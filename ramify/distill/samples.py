@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from ramify.distill.answers import is_match, reference_answer, sample_answer
+from ramify.distill.author import Entry
 from ramify.distill.problems import Problem
 from ramify.distill.recipe import Recipe
 from ramify.distill.template import Template
+from ramify.engine.core import EngineCore
+from ramify.engine.request import Request
 from ramify.outputs import CompletionOutput, FinishReason, MixtureReport, RequestOutput
 from ramify.text.detokenizer import token_texts
 
@@ -16,6 +20,34 @@ if TYPE_CHECKING:
     from ramify.optimal import OptimalSampling
 
 DIGITS = 6  # after the point: more than float32 computes exactly
+
+
+class SampleAuthor:
+    """Teacher and student, who write a problem's samples."""
+
+    def __init__(self, sampler: OptimalSampling, recipe: Recipe) -> None:
+        self._sampler = sampler
+        self._recipe = recipe
+
+    @property
+    def core(self) -> EngineCore:
+        return self._sampler.core
+
+    @property
+    def most_at_once(self) -> int:
+        return max(2, -(-2 * self._sampler.config.scheduler_config.max_num_seqs // self._recipe.n))
+
+    def request(self, problem: Problem) -> Request:
+        params = self._recipe.sampling(self._recipe.problem_seed(problem.line, problem.digest))
+        return self._sampler.request(*prompts_of(problem, self._recipe), params)
+
+    def entries(self, problem: Problem, output: RequestOutput) -> list[Entry]:
+        return as_samples(problem, output, self._recipe, self._sampler)
+
+    def finish(
+        self, requests: Iterable[Request], *, most_at_once: int, after_step: Callable[[], None]
+    ) -> Iterator[RequestOutput]:
+        return self._sampler.finish(requests, most_at_once=most_at_once, after_step=after_step)
 
 
 def prompts_of(problem: Problem, recipe: Recipe) -> tuple[str, str]:
@@ -26,9 +58,7 @@ def prompts_of(problem: Problem, recipe: Recipe) -> tuple[str, str]:
     return teacher, Template("theta_prompt", recipe.theta_prompt).fill({"question": problem.question})
 
 
-def as_samples(
-    problem: Problem, output: RequestOutput, recipe: Recipe, sampler: OptimalSampling
-) -> list[dict[str, Any]]:
+def as_samples(problem: Problem, output: RequestOutput, recipe: Recipe, sampler: OptimalSampling) -> list[Entry]:
     """One entry per sample, in order. Its `prompt` is the student's: what comes before `text` in training."""
     [(_, theta)] = sampler.render(*prompts_of(problem, recipe))
     wanted = reference_answer(problem.solution, recipe)
