@@ -1,13 +1,17 @@
-# One environment, .venv, made on first use. `make demo` needs the package alone, the other targets its dev tools.
+# One environment, .venv, made on first use. `make demo` needs the package alone, the other targets its dev tools, and
+# `make test-extras` a second environment that is laid over it.
 PYTHON ?= python3
 PIP_ARGS ?= # further options of pip: where its packages come from, what it may use
 BIN := .venv/bin
-INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+PIP_INSTALL = -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+INSTALL = $(BIN)/python $(PIP_INSTALL)
+EXTRAS := ray # of pyproject.toml: what `make test-extras` installs beside the dev tools
+EXTRAS_BIN := .venv-extras/bin
 SERVE ?= # further flags: make serve SERVE="--port 9000"
 CPU_KERNELS := $(wildcard ramify/cpu/*.cpp ramify/cpu/*.h)
 PROMPT ?= Once upon a time, in a small village by the sea,
 
-.PHONY: demo test test-long test-search test-gpu check format count bench sanitize serve clean
+.PHONY: demo test test-long test-search test-extras test-gpu check format count bench sanitize serve clean
 
 demo: .venv/.installed
 	$(BIN)/ramify generate "$(PROMPT)" -n 4 --temperature 0.8 --max-tokens 48 --seed 7
@@ -27,6 +31,10 @@ test-long: .venv/.installed-dev
 # The other targets run the same random examples every time; this one looks for new ones, every time others.
 test-search: .venv/.installed-dev
 	$(BIN)/python -m pytest -q -n auto --dist loadfile -m hypothesis --hypothesis-profile search
+
+# Whatever works with large packages that few people need. Elsewhere these tests are skipped and say so.
+test-extras: .venv-extras/.installed
+	$(EXTRAS_BIN)/python -m pytest -q -m "not long" tests/extras
 
 check: .venv/.installed-dev
 	$(BIN)/ruff format --check .
@@ -62,7 +70,7 @@ serve: .venv/.installed-server
 	$(BIN)/ramify serve $(SERVE)
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-extras build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ramify needs Python 3.11 or newer: make PYTHON=python3.11 demo")'
@@ -88,3 +96,16 @@ clean:
 .venv/.installed-dev: .venv/bin/python pyproject.toml constraints.txt
 	$(INSTALL) -e ".[dev]"
 	@touch $@ .venv/.installed .venv/.installed-server
+
+# A layer over .venv: what is there is used and never changed; what the extras need beside it is installed above it. The
+# package itself is not: pip would build it with what lies below.
+.venv-extras/.installed: .venv/.installed-dev
+	$(BIN)/python -m venv .venv-extras
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
+		> "$$($(EXTRAS_BIN)/python -c 'import site; print(site.getsitepackages()[0])')/below.pth"
+	$(BIN)/python -c 'import sys, tomllib; \
+		extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+		print(*(need for name in sys.argv[1:] for need in extras[name] if "ramify-llm" not in need), sep="\n")' \
+		$(EXTRAS) > .venv-extras/requirements.txt
+	$(EXTRAS_BIN)/python $(PIP_INSTALL) -r .venv-extras/requirements.txt
+	@touch $@
