@@ -1,7 +1,8 @@
 """New process to first token, with the default model already in the cache.
 
-`import torch` alone is most of any such process, so the time is compared with that, measured in the same run. The
-process takes the times of its stages; the rest is the interpreter starting and ending.
+`import torch` alone is most of any such process, so the time is compared with that, measured in the same run, in
+turns. The best of all turns counts, by the clock and by processor time: what others do on a busy machine changes the
+second little. The process takes the times of its stages; the rest is the interpreter starting and ending.
 
     python bench/startup.py [--repeats 7]
 """
@@ -12,7 +13,7 @@ import argparse
 import json
 import os
 import platform
-import statistics
+import resource
 import subprocess
 import sys
 import time
@@ -26,9 +27,7 @@ def stamp(name):
     stamps.append((name, time.perf_counter()))
 import torch
 stamp("import torch")
-from ramify.config import ModelConfig
-from ramify.llm import LLM
-from ramify.sampling_params import SamplingParams
+from ramify import LLM, SamplingParams
 stamp("import ramify")
 import ramify.models.loader as loader
 read = loader.GGUFCheckpoint
@@ -52,10 +51,16 @@ print(json.dumps([[name, after - before] for (_, before), (name, after) in zip(s
 """
 
 
-def run(code: str) -> tuple[float, str]:
-    start = time.perf_counter()
+GOAL = 1.5  # times `import torch`
+
+
+def run(code: str) -> tuple[tuple[float, float], str]:
+    """By the clock and by processor time; and what was said."""
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return time.perf_counter() - start, done.stdout
+    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    computed = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return (seconds, computed), done.stdout
 
 
 def main() -> None:
@@ -64,25 +69,34 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     embedded.fetch()
     run(CHILD)  # warms the page cache, as for a second start
-    torch_times, first_token_times, stages = [], [], []
+    torch_runs, token_runs, stages = [], [], []
     for _ in range(repeats):  # interleaved, so that a noisy neighbour hits both alike
-        torch_times.append(run("import torch")[0])
-        seconds, output = run(CHILD)
-        first_token_times.append(seconds)
-        stages.append(json.loads(output.splitlines()[-1]))
-    torch_time, first_token = statistics.median(torch_times), statistics.median(first_token_times)
-    print(f"{'import torch alone':<40}{torch_time:8.2f} s")
-    print(f"{'new process to first token':<40}{first_token:8.2f} s   {first_token / torch_time:.2f}x (goal: 3x, 5 s)")
+        torch_runs.append(run("import torch")[0])
+        times, said = run(CHILD)
+        token_runs.append(times)
+        stages.append(json.loads(said.splitlines()[-1]))
+    ratios = {}
+    for index, clock in enumerate(("seconds", "processor seconds")):
+        torch_time, first_token = min(each[index] for each in torch_runs), min(each[index] for each in token_runs)
+        ratios[clock] = (torch_time, first_token)
+        print(f"{f'import torch alone, {clock}':<50}{torch_time:8.2f}")
+        ratio = f"{first_token / torch_time:.2f}x (goal: {GOAL}x)"
+        print(f"{f'new process to first token, {clock}':<50}{first_token:8.2f}   {ratio}")
     breakdown = {}
     for index, (name, _) in enumerate(stages[0]):
-        breakdown[name] = statistics.median(run_stages[index][1] for run_stages in stages)
-        print(f"    {name:<36}{breakdown[name]:8.2f} s")
+        breakdown[name] = min(run_stages[index][1] for run_stages in stages)
+        print(f"    {name:<46}{breakdown[name]:8.2f}")
     result = {
         "engine": "ramify",
         "workload": "start",
-        "seconds": round(first_token, 3),
-        "import_torch_seconds": round(torch_time, 3),
-        "ratio": round(first_token / torch_time, 3),
+        **{
+            clock.replace(" ", "_"): {
+                "import_torch": round(torch_time, 3),
+                "first_token": round(first_token, 3),
+                "ratio": round(first_token / torch_time, 3),
+            }
+            for clock, (torch_time, first_token) in ratios.items()
+        },
         "stages": {name: round(seconds, 3) for name, seconds in breakdown.items()},
         "repeats": repeats,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ramify.process.garbage import collector_paused
 from ramify.version import __version__
 
 if TYPE_CHECKING:
@@ -194,7 +195,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'ramify' has no attribute {name!r}")
-    return getattr(import_module(_HOME_OF[name]), name)
+    with collector_paused():
+        return getattr(import_module(_HOME_OF[name]), name)
 
 
 def __dir__() -> list[str]:

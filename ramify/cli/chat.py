@@ -45,7 +45,7 @@ def chat(
     every line is a message.
     """
     made(SamplingParams, values, said_fields(values))  # refuses what is wrong before anything is loaded
-    from ramify.llm import LLM  # torch takes a moment: what is wrong above is told without it
+    from ramify import LLM  # torch takes a moment: what is wrong above is told without it
 
     llm = made(LLM, values, ENGINE_FLAGS, say=say)
     params = completed(llm, values, output_kind=OutputKind.DELTA)

@@ -54,7 +54,7 @@ def generate(
     texts = _prompt_texts(prompts or ["-"])
     llm: LLM | TwoModels
     if pair is None:
-        from ramify.llm import LLM  # torch takes a moment: what is wrong above is told without it
+        from ramify import LLM  # torch takes a moment: what is wrong above is told without it
 
         llm = made(LLM, values, ENGINE_FLAGS, say=say)
         params = completed(llm, values)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable
 from itertools import islice
 from typing import TypeVar
 
@@ -16,6 +14,7 @@ from ramify.engine.core import EngineCore
 from ramify.engine.request import Request
 from ramify.errors import EngineBusyError
 from ramify.outputs import RequestOutput
+from ramify.process.garbage import old_objects_frozen
 
 SECONDS_BETWEEN_REFRESHES = 0.5
 
@@ -43,7 +42,7 @@ class Calls:
         """The finished outputs, in the requests' order; `check` raises if, now that it is their turn, none may go."""
         finished: dict[str, RequestOutput] = {}
         self._check_thread()
-        with self._turn, _old_objects_frozen(), _Progress(self._core, len(requests), visible=use_tqdm) as progress:
+        with self._turn, old_objects_frozen(), _Progress(self._core, len(requests), visible=use_tqdm) as progress:
             for outputs in self._drive(requests, check=check):
                 ended = {output.request_id: output for output in outputs if output.finished}
                 finished |= ended
@@ -149,13 +148,3 @@ class _Progress:
         self._bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=not num_ended)
         self._bar.update(num_ended)
         self._shown = now
-
-
-@contextmanager
-def _old_objects_frozen() -> Iterator[None]:
-    """Keeps Python's garbage collector from scanning, again and again, the objects that were there before."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

@@ -25,6 +25,7 @@ from ramify.models.gguf_checkpoint import GGUFCheckpoint
 from ramify.models.linear import Packing
 from ramify.models.shards import Ranks
 from ramify.models.st_file import SafetensorsCheckpoint, read_architecture
+from ramify.process.garbage import collector_paused
 from ramify.text.gguf_tokenizer import tokenizer_from_gguf
 from ramify.text.tokenizer import Tokenizer
 from ramify.text.tokenizer_folder import load_folder
@@ -110,6 +111,7 @@ class ModelLoader:
                 f"{memory.total_memory() / 2**30:.1f} are there"
             )
 
+    @collector_paused()
     def load_tokenizer(self) -> Tokenizer | None:
         if self.config.tokenizer is not None:
             path = source.resolve(self.config.tokenizer)

@@ -16,6 +16,7 @@ from ramify.config import EngineConfig, MixtureConfig
 from ramify.drive.async_engine import AsyncEngine
 from ramify.drive.build import build_pair
 from ramify.drive.prepare import has_own_process
+from ramify.errors import ChatTemplateError
 from ramify.models.generation_defaults import GenerationDefaults
 from ramify.remote.engine_process import EngineProcess
 from ramify.remote.messages import OneModel, TwoModels
@@ -74,6 +75,7 @@ def load_models(
         loaded = [_load_here(model, say) for model in models]
     for model in loaded:
         _tell_defaults(model.intake.defaults, say)
+        _compile_template(model, say)
     return loaded
 
 
@@ -102,6 +104,14 @@ def _load_here(model: ModelToServe, say: Say) -> ServedModel:
         say=say,
     )
     return ServedModel(model.name, AsyncEngine(engine.core), engine.intake, engine.max_model_len, mixed=model.mixed)
+
+
+def _compile_template(model: ServedModel, say: Say) -> None:
+    """Now rather than while the first chat waits. Without it the model still completes texts."""
+    try:
+        _ = model.intake.codec.chat_template
+    except ChatTemplateError as error:
+        say(f"{model.name} cannot chat: {error}")
 
 
 def _tell_defaults(defaults: GenerationDefaults, say: Say) -> None:

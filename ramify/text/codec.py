@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from ramify.errors import InvalidInputError
 from ramify.sampling_params import SamplingParams
-from ramify.text.chat_template import ChatTemplate
 from ramify.text.detokenizer import IncrementalDetokenizer
 from ramify.text.messages import validate_messages
 from ramify.text.stream import TextStream
 from ramify.text.token_text import byte_of_character
 from ramify.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ramify.text.chat_template import ChatTemplate
 
 Message = Mapping[str, Any]
 
@@ -22,12 +25,21 @@ class TextCodec:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.tokenizer = tokenizer
-        self.chat_template: ChatTemplate | None = None
-        if tokenizer is not None and tokenizer.chat_template is not None:
-            self.chat_template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
         description = None if tokenizer is None else tokenizer.decoder_description
         is_byte_level = description is not None and description["type"] == "ByteLevel"
         self._alphabet = byte_of_character() if is_byte_level else None
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's own, compiled when it is first asked for: a caller who never chats does not wait for it."""
+        if self.tokenizer is None or self.tokenizer.chat_template is None:
+            return None
+        return self._compiled(self.tokenizer.chat_template)
+
+    def _compiled(self, source: str) -> ChatTemplate:
+        from ramify.text.chat_template import ChatTemplate  # Jinja takes a tenth of a second to import
+
+        return ChatTemplate(source, {} if self.tokenizer is None else self.tokenizer.special_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if self.tokenizer is None:
@@ -84,10 +96,7 @@ class TextCodec:
             raise InvalidInputError(
                 "continue_final_message needs add_generation_prompt to be False: the last turn is open, or a new one is"
             )
-        template = self.chat_template
-        if chat_template is not None:
-            special_tokens = {} if self.tokenizer is None else self.tokenizer.special_tokens
-            template = ChatTemplate(chat_template, special_tokens)
+        template = self.chat_template if chat_template is None else self._compiled(chat_template)
         if template is None:
             raise InvalidInputError("this model has no chat template; use generate with a prompt of your own")
         extra = dict(chat_template_kwargs or {})

@@ -264,6 +264,7 @@ def test_every_key_of_gguf_metadata(tmp_path: Path) -> None:
                     defaults_from_gguf(metadata).params()
                     if key.startswith("tokenizer."):
                         codec = TextCodec(tokenizer_from_gguf(metadata))
+                        _ = codec.chat_template
                         codec.encode("hello 12 wörld", add_special_tokens=True)
                 except RamifyError as error:
                     check_message(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from ramify.device.pool import KVPool, bytes_per_block
 from ramify.device.rehearsal import NUM_BLOCKS, Largest, largest_plans
 from ramify.device.sizing import GpuMemory, num_blocks
 from ramify.device.step import DeviceStep
-from ramify.errors import InvalidInputError
+from ramify.errors import InvalidInputError, ModelError
 from ramify.gpu import prompts
 from ramify.models.decoder import Decoder, parameters
 from ramify.models.loader import choose_dtype
@@ -99,6 +101,28 @@ def test_a_step_runs_them(decoder: Decoder) -> None:
         result = step.launch(plan)()
         assert len(result.token_ids) == len(plan.draws)
         assert not result.faults
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_NOHUGEPAGE"), reason="Linux alone has huge pages")
+def test_a_first_token_need_not_clear_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numpy asks the system for them: 2 MB were cleared in every layer."""
+    advised = []
+
+    class Memory(mmap.mmap):
+        def madvise(self, option: int, *_: int) -> None:
+            advised.append(option)
+
+    monkeypatch.setattr("ramify.device.pool.mmap.mmap", Memory)
+    pool = KVPool(SMALL, 100, 16, torch.float32, torch.device("cpu"))
+    assert advised == [mmap.MADV_NOHUGEPAGE]
+    assert not pool.kv.any()
+    pool.kv[:, 3] = 1.0
+    assert pool.kv[:, 2:5].sum() == pool.kv[:, 3].numel()
+
+
+def test_a_cache_that_no_system_has_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"GiB for the KV cache: num_kv_blocks"):
+        KVPool(SMALL, 10**15, 16, torch.float32, torch.device("cpu"))
 
 
 def test_few_positions_are_gathered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""What this process does about itself."""
