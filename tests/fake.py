@@ -20,7 +20,8 @@ from torch import Tensor
 from ramify.config import LogprobsMode, PreemptionMode
 from ramify.device.layers import Batch
 from ramify.device.reads import Reads, SharingRule
-from ramify.device.step import DeviceStep, SamplerKernels
+from ramify.device.sampler_kernels import SamplerKernels
+from ramify.device.step import DeviceStep
 from ramify.engine.blocks import BlockManager
 from ramify.engine.core import EngineCore
 from ramify.engine.plan import BlockCopy, Plan, Ticket, Work

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ramify.config import LogprobsMode
 from ramify.device.reads import Int64s
-from ramify.device.step import Read
+from ramify.device.sampler_kernels import Read
 from ramify.engine.demands import MOST_REPORTED, SamplerChoice, SamplerKind
 from ramify.engine.plan import Draw
 from ramify.gpu.controls import ControlSlots

@@ -1,0 +1,44 @@
+"""What a device step asks of kernels that draw: gpu/sampler.py has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from ramify.device.reads import Int64s
+from ramify.engine.demands import SamplerChoice
+from ramify.engine.plan import Asking, Draw, StepResult
+
+# Waits for what was drawn in these rows, and tells it in the order of the draws.
+Read = Callable[[Sequence[int] | Int64s, Sequence[Asking]], StepResult]
+
+
+class SamplerKernels(Protocol):
+    """Draws from logits and columns to tokens in buffers, without the host."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """(max_rows,) what was drawn last, row by row."""
+
+    def serves(self, asked: SamplerChoice) -> bool:
+        """Whether it can draw what a request asks for."""
+
+    def choose(self, asked: Collection[SamplerChoice]) -> SamplerChoice:
+        """The cheapest that serves all that is asked for, each of which it can."""
+
+    def settle(self, draws: Sequence[Draw]) -> Int64s:
+        """Where each draw's controls find what they look at: the slots that `draw` is told in a column."""
+
+    def go_on(self, slots: Int64s) -> None:
+        """The draws that settled there, one position on."""
+
+    def draw(self, logits: Sequence[Tensor], integers: Tensor, floats: Tensor, choice: SamplerChoice) -> None:
+        """From the logits (R, vocabulary) of each track, and the columns of R draws."""
+
+    def every_choice(self) -> Sequence[SamplerChoice]:
+        """All that `choose` may answer."""
+
+    def fetch(self, choice: SamplerChoice, *, at_once: bool = False) -> Read:
+        """Asks for what was drawn last; `at_once`: it is read before anything else is fetched."""
