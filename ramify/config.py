@@ -19,7 +19,7 @@ ModelDType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 PreemptionMode = Literal["recompute", "swap"]
-LogprobsMode = Literal["raw", "processed"]
+LogprobsMode = Literal["raw", "processed", "both"]
 Warmup = Literal["lazy", "full"]
 GenerationConfig = Literal["auto", "none"]
 AlphaMethod = Literal["kl_symmetry", "fixed", "entropy", "ess_balance", "kl_budget"]
@@ -48,7 +48,7 @@ class ModelConfig:
     max_model_len: int | None = setting(None, "longest prompt + output; default: the checkpoint's")
     load_format: LoadFormat = setting("auto", "auto, safetensors, gguf, or dummy (random weights)")
     max_logprobs: int = setting(20, "most alternatives a request may ask for")
-    logprobs_mode: LogprobsMode = setting("raw", "raw: the model's own; processed: what was drawn from")
+    logprobs_mode: LogprobsMode = setting("raw", "raw: the model's own; processed: what was drawn from; both")
     warmup: Warmup = setting("lazy", "full: every CUDA graph is captured at the start; lazy: when first needed")
     enforce_eager: bool = setting(False, "no CUDA graphs; on a CPU no compiled kernels")
     dequantize: bool = setting(

@@ -52,6 +52,13 @@ class MixtureReport(NamedTuple):
     is_clamped: bool  # alpha is alpha_min or alpha_max because the method wanted to go beyond it
 
 
+class Kept(NamedTuple):
+    """What a token was drawn from: the tokens that top-k and the other rules that cut had left."""
+
+    mass: float  # theirs, in the distribution that was cut: after controls, temperature and smoothing
+    token_ids: tuple[int, ...] | None = None  # all of them, ascending, if they were asked for
+
+
 class Inclusion(NamedTuple):
     """How a sequence that was drawn without replacement came to be among the samples."""
 
@@ -75,7 +82,8 @@ class CompletionOutput:
     """One continuation. `index` is the child's number or, where outputs were ranked, the rank.
 
     `mixture` has one entry per token if two models were mixed, else it is None. `inclusion` is of samples that were
-    drawn without replacement.
+    drawn without replacement. `kept` has one entry per token with `return_kept`; `processed_logprobs` stand beside
+    `logprobs` with `logprobs_mode="both"`.
     """
 
     index: int
@@ -88,6 +96,8 @@ class CompletionOutput:
     score: float | None = None
     mixture: tuple[MixtureReport, ...] | None = None
     inclusion: Inclusion | None = None
+    kept: tuple[Kept, ...] | None = None
+    processed_logprobs: Sequence[LogprobRow] | None = None
 
     @property
     def finished(self) -> Truth:
@@ -117,6 +127,8 @@ class CompletionOutput:
             )
         if self.mixture is not None:
             raise InvalidInputError(f"output {self.index} was drawn from two models: one logprob does not say how")
+        if self.kept is not None:
+            raise InvalidInputError(f"output {self.index} tells what each token was drawn from: one logprob does not")
         return replace(
             self,
             text=self.text + text,

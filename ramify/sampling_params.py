@@ -28,11 +28,13 @@ MAX_BAD_WORDS = 128
 MAX_LOGITS_PROCESSORS = 128
 SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
 
-# Fields that no flag and no HTTP request has: functions, and how text is given out, which a command or server decides.
-PYTHON_ALONE = frozenset({"logits_processors", "output_kind", "detokenize"})
+# Fields that no flag and no HTTP request has: functions, how text is given out, which a command or server decides, and
+# what only a program that trains on the samples reads.
+PYTHON_ALONE = frozenset({"logits_processors", "output_kind", "detokenize", "return_kept"})
 
 T = TypeVar("T")
 LogitsProcessor = Callable[..., Any]
+KeptKind = Literal["mass", "ids"]
 ScoreName = Literal["cumulative_logprob", "mean_logprob"]
 Score = ScoreName | Callable[..., float]
 
@@ -157,6 +159,11 @@ class SamplingParams:
     min_tokens: int = _option(0, "no end token before this many tokens", low=0, high=MAX_TOKENS)
     logprobs: int | None = _option(None, "likeliest alternatives to report per output token", low=0)
     prompt_logprobs: int | None = _option(None, "likeliest alternatives to report per prompt token", low=0)
+    return_kept: KeptKind | None = _option(
+        None,
+        "tell of every token what it was drawn from: the mass that filters left, or the ids of all that was left too",
+        choices=get_args(KeptKind),
+    )
     logit_bias: Mapping[int, float] | None = _option(
         None, "token ids, each with the amount added to its logit", most=MAX_LOGIT_BIASES, is_hashable=False
     )
@@ -286,6 +293,8 @@ class SamplingParams:
             raise InvalidInputError("stop strings need text: detokenize must be True when stop is given")
         if self.prompt_logprobs is not None and self.output_kind is not OutputKind.FINAL_ONLY:
             raise InvalidInputError("prompt_logprobs cannot be streamed: output_kind must be 'final_only'")
+        if self.return_kept is not None and self.output_kind is OutputKind.GROWTH:
+            raise InvalidInputError("return_kept is told with outputs: output_kind must not be 'growth'")
 
     def _check_strategy(self) -> None:
         if self.best_of is not None and self.best_of < self.n:
@@ -329,6 +338,7 @@ class SamplingParams:
     def _check_beam_search(self) -> None:
         width = self.resolved_beam_width
         self._refuse_unused("seed", "child", "best_of", "score", "xtc_probability", "dynatemp_range", "mirostat_tau")
+        self._refuse_unused("return_kept")
         if self.temperature not in (0, 1):
             raise check.refuse("temperature", self.temperature, "at its default or 0 in a beam search")
         if self.n > width:
@@ -342,7 +352,7 @@ class SamplingParams:
         self._refuse_deltas("beams change until the search has ended")
 
     def _check_distinct(self) -> None:
-        self._refuse_unused("xtc_probability", "mirostat_tau")
+        self._refuse_unused("xtc_probability", "mirostat_tau", "return_kept")
         if self.temperature == 0:
             raise InvalidInputError("temperature must be above 0 to draw without replacement")
         if self.stop_strings:
@@ -404,6 +414,8 @@ def _checked(option: Field[Any], value: Any) -> Any:
             return check.member(name, value, SamplingStrategy)
         case "OutputKind | str":
             return check.member(name, value, OutputKind)
+        case "KeptKind":
+            return check.choice(name, value, limits.choices)
         case "Score":
             return value if callable(value) else check.choice(name, value, limits.choices)
         case "bool | Literal['never']":

@@ -25,6 +25,7 @@ def as_json(output: RequestOutput, seed: int | None) -> dict[str, Any]:
                 "finish_reason": completion.finish_reason,
                 "stop_reason": completion.stop_reason,
                 **_logprobs("logprobs", completion.logprobs),
+                **_logprobs("processed_logprobs", completion.processed_logprobs),
                 **_alphas(completion),
             }
             for completion in output.outputs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from rich.box import ROUNDED
@@ -63,7 +63,8 @@ def _panel(completion: CompletionOutput, width: int) -> Panel:
     }
     text: Text | Group = Text(completion.text.strip("\n"))
     if completion.logprobs is not None:
-        text = Group(text, _likelihoods(zip(completion.token_ids, completion.logprobs, strict=True)))
+        rows = zip(completion.token_ids, completion.logprobs, strict=True)
+        text = Group(text, _likelihoods(rows, completion.processed_logprobs))
     return Panel(
         text,
         title=f"[bold]{completion.index}[/]",
@@ -80,17 +81,20 @@ def _mean_alpha(completion: CompletionOutput) -> str:
     return f"α {fmean(report.alpha for report in completion.mixture):.2f}" if completion.mixture else ""
 
 
-def _likelihoods(tokens: Iterable[tuple[int, LogprobRow]]) -> Table:
-    """A line per token: what it was, how likely, and what else was likely there."""
+def _likelihoods(tokens: Iterable[tuple[int, LogprobRow]], processed: Sequence[LogprobRow] | None = None) -> Table:
+    """A line per token: what it was, how likely (and how likely to be drawn, if told), what else was likely there."""
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right")
     table.add_column(style="dim", overflow="ellipsis", no_wrap=True)
-    for token_id, row in tokens:
+    for place, (token_id, row) in enumerate(tokens):
         others = [logprob for other_id, logprob in row.items() if other_id != token_id]
         chances = "  ".join(f"{_shown(other.decoded_token)} {math.exp(other.logprob):.0%}" for other in others)
         own = row[token_id]
-        table.add_row(_shown(own.decoded_token or str(token_id)), f"{math.exp(own.logprob):.1%}", chances)
+        likely = f"{math.exp(own.logprob):.1%}"
+        if processed is not None:
+            likely = f"{likely} → {math.exp(processed[place][token_id].logprob):.1%}"
+        table.add_row(_shown(own.decoded_token or str(token_id)), likely, chances)
     return table
 
 

@@ -32,6 +32,8 @@ def _joined(earlier: CompletionOutput, later: CompletionOutput) -> CompletionOut
         token_ids=earlier.token_ids + later.token_ids,
         logprobs=_rows(earlier.logprobs, later.logprobs),
         mixture=None if later.mixture is None else (earlier.mixture or ()) + later.mixture,
+        kept=None if later.kept is None else (earlier.kept or ()) + later.kept,
+        processed_logprobs=_rows(earlier.processed_logprobs, later.processed_logprobs) or earlier.processed_logprobs,
     )
 
 

@@ -204,7 +204,7 @@ class Demands:
         reports_beams = self.is_beam_search and params.logprobs is not None
         if params.logits_processors or self.diversity_penalty or reports_beams or reported > MOST_REPORTED:
             return "full"
-        if self.is_shaped or self.is_distinct:
+        if self.is_shaped or self.is_distinct or params.return_kept is not None:
             return "full"
         words = self.bad_words
         if len(words) > MOST_BAD_WORDS or any(len(word) > LONGEST_BAD_WORD for word in words):

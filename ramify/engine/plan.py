@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramify.engine.demands import Demands, SamplerChoice
-from ramify.outputs import MixtureReport
+from ramify.outputs import Kept, MixtureReport
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 PENDING = -1  # stands for a token that the device has drawn and the host does not know yet
@@ -197,16 +197,25 @@ class Plan:
 
 
 class TokenReport(NamedTuple):
-    """One token's logprob and rank, and the likeliest tokens in its stead, likeliest first."""
+    """One token's logprob and rank, and the likeliest tokens in its stead, likeliest first.
+
+    `processed` says the same of the distribution that the token was drawn from, where both were asked for.
+    """
 
     logprob: float
     rank: int
     top_token_ids: Integers
     top_logprobs: Floats
+    processed: TokenReport | None = None
+    kept: Kept | None = None  # what it was drawn from, where that was asked for
 
     def first(self, count: int) -> TokenReport:
         """With no more than `count` of the likeliest."""
-        return self._replace(top_token_ids=self.top_token_ids[:count], top_logprobs=self.top_logprobs[:count])
+        return self._replace(
+            top_token_ids=self.top_token_ids[:count],
+            top_logprobs=self.top_logprobs[:count],
+            processed=None if self.processed is None else self.processed.first(count),
+        )
 
 
 class Comparison(NamedTuple):
@@ -238,7 +247,7 @@ class StepResult:
     token_ids: list[int]
     logprobs: list[float]  # of the drawn token, by the model's own distribution
     faults: dict[int, str] = field(default_factory=dict)
-    reports: dict[int, TokenReport] = field(default_factory=dict)  # of draws that asked for logprobs
+    reports: dict[int, TokenReport] = field(default_factory=dict)  # of draws that asked for logprobs, or what was kept
     expansions: dict[int, Expansions] = field(default_factory=dict)  # of draws that asked for candidates
     prompts: list[list[TokenReport]] = field(default_factory=list)  # one list per prompt report of the plan
     mixtures: dict[int, MixtureReport] = field(default_factory=dict)  # of draws from two models

@@ -108,6 +108,8 @@ class KernelSampler:
     # -- on the host -----------------------------------------------------------------------------------------
 
     def serves(self, asked: SamplerChoice) -> bool:
+        if self._logprobs_mode == "both" and asked.reports:
+            return False
         return asked.kind != "full" and not (self._mixer is not None and asked.candidates)
 
     def choose(self, asked: Collection[SamplerChoice]) -> SamplerChoice:
@@ -117,7 +119,8 @@ class KernelSampler:
     def every_choice(self) -> list[SamplerChoice]:
         kinds: tuple[SamplerKind, ...] = ("filtered", "plain")
         candidates = (False,) if self._mixer is not None else (False, True)
-        return [SamplerChoice(*answer) for answer in product(kinds, (False, True), (False, True), candidates)]
+        answers = product(kinds, (False, True), (False, True), candidates)
+        return [choice for answer in answers if self.serves(choice := SamplerChoice(*answer))]
 
     def settle(self, draws: Sequence[Draw]) -> Int64s:
         return self._slots.settle(draws)

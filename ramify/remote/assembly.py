@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from ramify.engine.plan import TokenReport
 from ramify.engine.request import Request
+from ramify.engine.search.child import kept_of
 from ramify.engine.search.logprob_rows import Decode, LogprobRows
 from ramify.engine.search.ranking import best_of
 from ramify.outputs import (
@@ -48,7 +49,7 @@ class Child:
     sent_tokens: int = 0
 
     def completion(
-        self, decode: Decode | None, *, with_logprobs: bool, is_mixed: bool, delta: bool = False
+        self, decode: Decode | None, params: SamplingParams, *, is_mixed: bool, delta: bool = False
     ) -> CompletionOutput:
         """What there is of it; with `delta`, what there is since the last time."""
         text, token_ids = self.text.visible, self.token_ids
@@ -57,15 +58,18 @@ class Child:
             shown, self.sent_characters = self.sent_characters, len(text)
             given, self.sent_tokens = self.sent_tokens, len(token_ids)
             text, token_ids, reports, mixtures = text[shown:], token_ids[given:], reports[given:], mixtures[given:]
+        rows = None if params.logprobs is None else LogprobRows(token_ids, reports, decode)
         return CompletionOutput(
             index=self.number,
             text=text,
             token_ids=tuple(token_ids),
             cumulative_logprob=self.cumulative_logprob,
-            logprobs=LogprobRows(token_ids, reports, decode) if with_logprobs else None,
+            logprobs=rows,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             mixture=tuple(mixtures) if is_mixed else None,
+            kept=None if params.return_kept is None else kept_of(reports),
+            processed_logprobs=None if rows is None else rows.processed,
         )
 
 
@@ -79,7 +83,6 @@ class Assembly:
         self.is_told = is_told(self._params)
         self._is_ranked_here = is_ranked_here(self._params)
         self._is_delta = self._params.output_kind is OutputKind.DELTA
-        self._with_logprobs = self._params.logprobs is not None
         self._prompt_token_ids = tuple(request.prompt_token_ids)
         self._children: dict[int, Child] = {}
         self._watched: dict[int, TextStream] = {}  # texts of a search that is watched, by child
@@ -144,7 +147,7 @@ class Assembly:
         return child
 
     def _completion(self, child: Child, *, delta: bool = False) -> CompletionOutput:
-        return child.completion(self._decode, with_logprobs=self._with_logprobs, is_mixed=self._is_mixed, delta=delta)
+        return child.completion(self._decode, self._params, is_mixed=self._is_mixed, delta=delta)
 
     # -- whole outputs -----------------------------------------------------------------------------------------------
 
@@ -180,6 +183,8 @@ class Assembly:
             score=message.score,
             mixture=None if message.mixture is None else tuple(message.mixture),
             inclusion=message.inclusion,
+            kept=None if message.kept is None else tuple(message.kept),
+            processed_logprobs=None if rows is None else rows.processed,
         )
 
     def _growth(self, message: Growth) -> GrowthStep:

@@ -21,7 +21,7 @@ import numpy as np
 
 from ramify.engine.observations import EngineState
 from ramify.errors import ProtocolError
-from ramify.outputs import FinishReason, Inclusion, MixtureReport, Standing
+from ramify.outputs import FinishReason, Inclusion, Kept, MixtureReport, Standing
 
 T = TypeVar("T")
 Reason = FinishReason
@@ -134,6 +134,8 @@ class Report(Part):
     rank: int
     top_token_ids: bytes
     top_logprobs: bytes
+    processed: Report | None = None
+    kept: Kept | None = None
 
 
 class Begun(Part):
@@ -158,6 +160,7 @@ class Sample(Part):
     score: float | None
     mixture: list[MixtureReport] | None
     inclusion: Inclusion | None
+    kept: list[Kept] | None
 
 
 class Grown(Part):

@@ -112,12 +112,14 @@ def request_of(add: Add, request_id: str) -> Request:
 
 
 def report_message(report: TokenReport) -> Report:
-    top_token_ids, top_logprobs = (np.asarray(column) for column in report[2:])
+    top_token_ids, top_logprobs = (np.asarray(column) for column in (report.top_token_ids, report.top_logprobs))
     return Report(
         report.logprob,
         report.rank,
         top_token_ids.astype(np.int64).tobytes(),
         top_logprobs.astype(np.float64).tobytes(),
+        None if report.processed is None else report_message(report.processed),
+        report.kept,
     )
 
 
@@ -127,6 +129,8 @@ def report_of(message: Report) -> TokenReport:
         message.rank,
         np.frombuffer(message.top_token_ids, dtype=np.int64),
         np.frombuffer(message.top_logprobs, dtype=np.float64),
+        None if message.processed is None else report_of(message.processed),
+        message.kept,
     )
 
 
@@ -166,6 +170,7 @@ def _sample(sample: CompletionOutput) -> Sample:
         score=sample.score,
         mixture=None if sample.mixture is None else list(sample.mixture),
         inclusion=sample.inclusion,
+        kept=None if sample.kept is None else list(sample.kept),
     )
 
 

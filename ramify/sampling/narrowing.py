@@ -98,6 +98,8 @@ TRUNCATIONS: tuple[Filter, ...] = (
     limit_surprise,
     exclude_likeliest,
 )
+BENDS: tuple[Filter, ...] = (scale, smooth)
+BENDS_OF_MIXTURES: tuple[Filter, ...] = (smooth,)
 FILTERS: tuple[Filter, ...] = (keep_within_deviations, scale, smooth, *TRUNCATIONS)
 # The temperature is in the mixture already.
 FILTERS_OF_MIXTURES: tuple[Filter, ...] = (keep_within_deviations, smooth, *TRUNCATIONS)

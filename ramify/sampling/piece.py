@@ -13,6 +13,7 @@ from ramify.config import LogprobsMode
 from ramify.engine.plan import NOT_FINITE, Draw, Expansions, StepResult, TokenReport
 from ramify.sampling.draw import PREFIX_LEVEL, block_scores, gumbel, prefix_keys
 from ramify.sampling.mixing import MixedRows
+from ramify.sampling.remaining import Remaining
 from ramify.sampling.settings import Settings
 from ramify.sampling.token_reports import report
 
@@ -46,6 +47,7 @@ class Piece:
     mode: LogprobsMode
     alive: Tensor | None  # (R,) whether anything is left to draw, where that could fail
     mixed: MixedRows | None  # where two models were mixed
+    remaining: Remaining | None = None  # after filters, where some row asks for it
 
     def tell(self, indices: Sequence[int], token_ids: Tensor, result: StepResult) -> None:
         """Writes logprobs, faults, reports and expansions of its rows into the result."""
@@ -65,11 +67,15 @@ class Piece:
         if self.rows.settings.has_beams:
             for row, expansions in self._expand():
                 result.expansions[indices[row]] = expansions
-        if self.rows.settings.has_reports:
+        if self.rows.settings.has_reports or self.remaining is not None:
             reports = self._reports(token_ids[:, None])
             for row, draw in enumerate(self.rows.draws):
-                if draw.demands.params.logprobs is not None and not draw.demands.is_search:
-                    result.reports[indices[row]] = reports[row][0].first(draw.demands.params.logprobs)
+                params = draw.demands.params
+                if (params.logprobs is not None or params.return_kept) and not draw.demands.is_search:
+                    own = reports[row][0].first(params.logprobs or 0)
+                    if self.remaining is not None and params.return_kept is not None:
+                        own = own._replace(kept=self.remaining.kept(row, with_ids=params.return_kept == "ids"))
+                    result.reports[indices[row]] = own
 
     def surprises(self, token_ids: Tensor) -> list[float]:
         """Of token_ids (R,), in bits, by what they were drawn from."""
@@ -88,7 +94,14 @@ class Piece:
         count = max(draw.demands.params.logprobs or 0 for draw in self.rows.draws)
         if self.processed is None or self.mode == "raw":
             return report(self.raw, token_ids, count, self.normaliser)
-        return report(self.processed, token_ids, count)
+        processed = report(self.processed, token_ids, count)
+        if self.mode == "processed":
+            return processed
+        raw = report(self.raw, token_ids, count, self.normaliser)
+        return [
+            [own._replace(processed=other) for own, other in zip(*pair, strict=True)]
+            for pair in zip(raw, processed, strict=True)
+        ]
 
     def _with_noise(self, processed: Tensor) -> Tensor:
         """Processed (R, vocabulary), with a number for every token in rows that are drawn without replacement."""

@@ -29,8 +29,9 @@ from ramify.sampling.controls import control
 from ramify.sampling.draw import NoiseKeys, block_noise, block_scores, choose_tokens, take_blocks
 from ramify.sampling.memory import Memory
 from ramify.sampling.mixing import Mixer
-from ramify.sampling.narrowing import FILTERS, FILTERS_OF_MIXTURES
+from ramify.sampling.narrowing import BENDS, BENDS_OF_MIXTURES, FILTERS, FILTERS_OF_MIXTURES
 from ramify.sampling.piece import Piece, Rows
+from ramify.sampling.remaining import Remaining
 from ramify.sampling.settings import KnownSettings, Settings
 
 ROWS_AT_ONCE = 8  # some 2 MB at a time
@@ -169,9 +170,13 @@ class Sampler:
         scores = block_scores(raw)
         normaliser = scores.logsumexp(-1)
         best = kept.argmax(-1) if settings.has_greedy else torch.zeros_like(normaliser, dtype=torch.long)
+        uncut = kept
         if settings.has_random or settings.has_beams:
             for keep in FILTERS if mixed is None else FILTERS_OF_MIXTURES:
                 kept = keep(kept, rows)
+        if settings.has_kept:
+            for bend in BENDS if mixed is None else BENDS_OF_MIXTURES:
+                uncut = bend(uncut, rows)
         blocks = torch.zeros_like(best)
         inside = raw.new_empty(0)
         if settings.has_codes:
@@ -182,9 +187,7 @@ class Sampler:
             blocks = (scores + noise).argmax(-1)
             inside = take_blocks(kept, blocks)
         keeps = (
-            settings.has_beams
-            or settings.follows_surprise
-            or (self.logprobs_mode == "processed" and settings.has_reports)
+            settings.has_beams or settings.follows_surprise or (self.logprobs_mode != "raw" and settings.has_reports)
         )
         return Piece(
             rows=rows,
@@ -197,6 +200,7 @@ class Sampler:
             mode=self.logprobs_mode,
             alive=torch.stack(alive).all(0) if alive else None,
             mixed=mixed,
+            remaining=Remaining.of(uncut, kept, settings.is_greedy, best) if settings.has_kept else None,
         )
 
 

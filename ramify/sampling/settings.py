@@ -49,6 +49,7 @@ class Settings:
         self.has_random = any(each.is_random for each in demands)
         self.has_beams = any(each.is_search for each in demands)
         self.has_reports = any(each.logprobs is not None for each in params)
+        self.has_kept = any(each.return_kept is not None for each in params)
         self.has_min_tokens = any(each.min_tokens for each in params)
         self.has_bad_words = any(each.bad_words for each in demands)
         self.has_processors = any(each.logits_processors for each in params)

@@ -43,7 +43,14 @@ def common(sample: CompletionOutput, *, with_token_ids: bool) -> dict[str, Any]:
         **({} if sample.inclusion is None else {"inclusion": _inclusion(sample.inclusion)}),
         **({"token_ids": list(sample.token_ids)} if with_token_ids else {}),
         **({} if sample.mixture is None else {"mixture": _columns(sample.mixture)}),
+        **({} if sample.processed_logprobs is None else {"processed_logprobs": _own_logprobs(sample)}),
     }
+
+
+def _own_logprobs(sample: CompletionOutput) -> list[float]:
+    """Of each token, by the distribution that it was drawn from."""
+    rows = zip(sample.token_ids, sample.processed_logprobs or (), strict=True)
+    return [_bounded(row[token_id].logprob) for token_id, row in rows]
 
 
 def has_news(sample: CompletionOutput, params: SamplingParams, *, with_token_ids: bool | None) -> bool:

@@ -68,6 +68,11 @@ class Choice(Reply):
     inclusion: Inclusion | None = Field(None, description="With strategy without_replacement only.")
     token_ids: list[int] | None = Field(None, description="With return_token_ids.")
     mixture: Mixture | None = Field(None, description="Of a mixture of two models only: always there.")
+    processed_logprobs: list[float] | None = Field(
+        None,
+        description="With logprobs, where the server tells both kinds (`--logprobs-mode both`): of each token, by the "
+        "distribution that it was drawn from.",
+    )
 
 
 class CompletionChoice(Choice):

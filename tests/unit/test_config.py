@@ -104,7 +104,7 @@ def test_the_typed_options_are_all_fields_of_the_parts_but_the_model() -> None:
         ("max_model_len", 2048.0, "integer"),
         ("load_format", "pickle", "'safetensors'"),
         ("max_logprobs", -1, ">= 0"),
-        ("logprobs_mode", "both", "'processed'"),
+        ("logprobs_mode", "neither", "'processed'"),
         ("enforce_eager", 1, "True or False"),
         ("dequantize", "yes", "True or False"),
         ("batch_invariant", 1, "True or False"),

@@ -120,6 +120,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "prompt logprobs": {"prompt_logprobs": 2, "logprobs": 2},
     "prompt alone": {"prompt_logprobs": 2, "max_tokens": 0},
     "a child by itself": {"child": 5},
+    "what was kept": {"n": 2, "top_k": 5, "return_kept": "ids"},
 }  # fmt: skip
 
 
@@ -151,6 +152,16 @@ def test_two_models_are_mixed_as_in_the_same_process(kind: str) -> None:
     here, there = both(SamplingParams(max_tokens=10, n=2, seed=3, logprobs=1, output_kind=kind), num_models=2)
     assert there == here
     assert len(there[0].outputs[0].mixture) == len(there[0].outputs[0].token_ids) > 1
+
+
+@pytest.mark.parametrize("kind", ["final_only", "delta", "growth"])
+def test_both_kinds_of_logprobs_cross(kind: str) -> None:
+    params = SamplingParams(max_tokens=5, n=2, seed=3, logprobs=1, top_p=0.5, output_kind=kind)
+    here, there = both(params, logprobs_mode="both")
+    assert there == here
+    told = there[0].outputs[0].processed_logprobs
+    assert len(told) == len(there[0].outputs[0].token_ids) > 1
+    assert [list(row.values()) for row in told] != [list(row.values()) for row in there[0].outputs[0].logprobs]
 
 
 def test_a_callers_processors_are_refused_by_name() -> None:

@@ -129,6 +129,7 @@ def test_every_field_has_its_documented_default() -> None:
         "dry_sequence_breakers": None,
         "output_kind": OutputKind.FINAL_ONLY,
         "logits_processors": None,
+        "return_kept": None,
     }
     params = SamplingParams()
     assert {field.name: getattr(params, field.name) for field in fields(params)} == documented

@@ -11,7 +11,8 @@ from ramify.engine.plan import StepResult, TokenReport
 from ramify.engine.search.advance import Continuation
 from ramify.engine.search.logprob_rows import Decode, LogprobRows
 from ramify.engine.sequence import Sequence, SequenceStatus
-from ramify.outputs import CompletionOutput, FinishReason, GrownToken, MixtureReport, RequestMetrics
+from ramify.outputs import CompletionOutput, FinishReason, GrownToken, Kept, MixtureReport, RequestMetrics
+from ramify.sampling_params import SamplingParams
 from ramify.text.stream import LateText, TextStream
 
 
@@ -101,7 +102,7 @@ class Child:
         self.finish_reason = reason
         self.sequence.move(SequenceStatus.FINISHED_ABORTED)
 
-    def completion(self, decode: Decode | None, *, with_logprobs: bool, delta: bool = False) -> CompletionOutput:
+    def completion(self, decode: Decode | None, params: SamplingParams, *, delta: bool = False) -> CompletionOutput:
         """What there is of it; with `delta`, what there is since the last time."""
         text = self.text.visible
         token_ids = self.sequence.output_token_ids
@@ -110,15 +111,18 @@ class Child:
             shown, self.sent_characters = self.sent_characters, len(text)
             given, self.sent_tokens = self.sent_tokens, len(token_ids)
             text, token_ids, reports, mixtures = text[shown:], token_ids[given:], reports[given:], mixtures[given:]
+        rows = None if params.logprobs is None else LogprobRows(token_ids, reports, decode)
         return CompletionOutput(
             index=self.sequence.child,
             text=text,
             token_ids=tuple(token_ids),
             cumulative_logprob=self.sequence.cumulative_logprob,
-            logprobs=LogprobRows(token_ids, reports, decode) if with_logprobs else None,
+            logprobs=rows,
             finish_reason=self.finish_reason,
             stop_reason=self.sequence.stop_reason,
             mixture=tuple(mixtures) if len(self.sequence.tracks) > 1 else None,
+            kept=None if params.return_kept is None else kept_of(reports),
+            processed_logprobs=None if rows is None else rows.processed,
         )
 
     def check_end(self, token_id: int, demands: Demands) -> bool:
@@ -150,6 +154,11 @@ class Child:
         self.sequence.move(status)
         if self.ledger is not None:
             self.ledger.end(self.sequence.child, reason, self.sequence.stop_reason)
+
+
+def kept_of(reports: Iterable[TokenReport]) -> tuple[Kept, ...]:
+    """Of an output whose tokens were asked for what they were drawn from."""
+    return tuple(report.kept for report in reports if report.kept is not None)
 
 
 def append_all(children: Iterable[tuple[int, Child]], result: StepResult, now: float) -> tuple[int, float]:

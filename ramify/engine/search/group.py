@@ -227,7 +227,7 @@ class Group:
         return best.outputs, best.standings
 
     def _completion(self, child: Child, *, delta: bool = False) -> CompletionOutput:
-        return child.completion(self._decode, with_logprobs=self.demands.params.logprobs is not None, delta=delta)
+        return child.completion(self._decode, self.demands.params, delta=delta)
 
     def _prompt_logprobs(self) -> list[LogprobRow | None] | None:
         if self.demands.params.prompt_logprobs is None or self.request.root.num_told is not None:

@@ -40,6 +40,12 @@ class LogprobRows(Sequence[LogprobRow]):
         """What the rows are made of, one report per token."""
         return self._reports
 
+    @property
+    def processed(self) -> LogprobRows | None:
+        """The same of the distribution that each token was drawn from, where the engine tells both."""
+        told = [report.processed for report in self._reports if report.processed is not None]
+        return LogprobRows(self._token_ids, told, self._decode) if told else None
+
     def followed_by(self, later: LogprobRows) -> LogprobRows:
         """The rows of this output, then those of what came after it."""
         return LogprobRows(self._token_ids + later._token_ids, self._reports + later._reports, self._decode)
