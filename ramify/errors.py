@@ -13,6 +13,7 @@ RamifyError
 ├── IllegalMoveError           a sequence was asked to make a move its state does not allow
 ├── CacheExhaustedError        blocks were asked for that are not there
 ├── EngineBusyError            a call came from inside another call of the same engine
+├── EngineAsleepError          an engine that sleeps was asked for something
 ├── EngineFaultError           a step of an asynchronous engine failed, and with it every request that was running
 │   └── EngineLostError        the engine's process has ended, and with it every request
 ├── ProtocolError              what came from another process is not what it may send
@@ -72,6 +73,10 @@ class CacheExhaustedError(RamifyError, RuntimeError):
 
 class EngineBusyError(RamifyError, RuntimeError):
     """A call came from inside another call of the same engine, which it would have waited for for ever."""
+
+
+class EngineAsleepError(RamifyError, RuntimeError):
+    """The engine has given its memory back, and was asked for something before `wake_up`."""
 
 
 class EngineFaultError(RamifyError, RuntimeError):

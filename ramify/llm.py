@@ -14,6 +14,7 @@ from ramify.drive.build import build_engine
 from ramify.drive.intake import Prompt, as_prompts, one_for_each
 from ramify.drive.loops import Calls
 from ramify.drive.scoring import scores, scoring_requests
+from ramify.drive.sleep import Sleeper, WakeTag
 from ramify.drive.tree import Tree
 from ramify.engine.request import Request
 from ramify.errors import InvalidInputError, UnsupportedAttributeError, WeightsError
@@ -54,6 +55,7 @@ class LLM:
         self._decoder = engine.decoders[0]
         self._team = engine.team
         self._weights_are_whole = True
+        self._sleeper = Sleeper(engine.core, self._decoder, is_shared=engine.team is not None)
 
     # -- generating ------------------------------------------------------------------------------------------
 
@@ -226,9 +228,24 @@ class LLM:
         """
         self._calls.between(lambda: self._replace_weights(weights))
 
+    def sleep(self, level: int = 1) -> None:
+        """Gives the memory of weights and cache to others until `wake_up`.
+
+        Level 1 keeps the weights in host memory (on a CPU they are there already and stay), level 2 forgets them: then
+        `load_weights` must fill them all after `wake_up`. Prefixes, nodes of trees and captured graphs are made again
+        when they are next needed.
+        """
+        if self._calls.between(lambda: self._sleeper.sleep(level)):
+            self._weights_are_whole = False
+
+    def wake_up(self, tags: Sequence[WakeTag] | None = None) -> None:
+        """Takes the memory again: all, or "weights" or "kv_cache" alone; does nothing where nothing sleeps."""
+        self._calls.between(lambda: self._sleeper.wake_up(tags))
+
     # -- driving ---------------------------------------------------------------------------------------------
 
     def _replace_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._sleeper.check_awake("weights")
         if self.core.has_unfinished():
             raise InvalidInputError("weights can be replaced between calls only: requests are running")
         if formats := self._decoder.quantised_formats:
@@ -258,8 +275,11 @@ class LLM:
         return self._calls.run(requests, use_tqdm=use_tqdm, check=self._check_weights)
 
     def _check_weights(self) -> None:
+        self._sleeper.check_awake()
         if not self._weights_are_whole:
-            raise WeightsError("the last load_weights broke off, so the weights are incomplete: load them again")
+            raise WeightsError(
+                "the weights are incomplete (the last load_weights broke off, or sleep forgot them): load them again"
+            )
 
     if not TYPE_CHECKING:  # a type checker would take every name for an attribute
 

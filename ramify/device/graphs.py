@@ -29,6 +29,10 @@ class Graphs:
                 body()
             self.captured[shape] = graph
 
+    def forget(self) -> None:
+        """What was captured knows addresses that are no longer true: it is captured again when it is next needed."""
+        self.captured.clear()
+
 
 def padded(count: int) -> int:
     """The rows of the graph that serves so many: coarse where rows are many, so that graphs are few."""

@@ -11,6 +11,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from ramify.device.memory_returned import PutAway, forget_pages
 from ramify.engine.plan import BlockCopy, Work
 from ramify.errors import ModelError
 from ramify.models.families import Architecture
@@ -43,6 +44,7 @@ class KVPool:
         self.layers = self.kv.unbind(0)
         self.layer_blocks = self.blocks.unbind(0)
         self._host_blocks: Tensor | None = None
+        self._given_back: PutAway | None = None
 
     def move(self, work: Work) -> None:
         """This order is the scheduler's promise: a block may be read by one of these and then be another's target."""
@@ -87,6 +89,20 @@ class KVPool:
             sources, targets = self._tensor(copies).unbind(1)
             content = self._host().index_select(1, sources.cpu()).to(self.kv.device)
             self.blocks.index_copy_(1, targets, content)
+
+    def give_back(self) -> None:
+        """Frees the memory of all blocks, on the device and on the host: nothing that they hold is needed."""
+        self._host_blocks = None
+        if self.kv.device.type == "cpu":
+            forget_pages(self.kv)
+        else:
+            self._given_back = PutAway([self.kv], keep=False)
+
+    def take_again(self) -> None:
+        if self._given_back is not None:
+            self._given_back.bring_back()
+            self._given_back = None
+            self.kv.zero_()
 
     def _host(self) -> Tensor:
         if self._host_blocks is None:

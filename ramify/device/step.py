@@ -75,6 +75,11 @@ class DeviceStep:
         for lane in self.lanes:
             lane.reset()
 
+    def forget_addresses(self) -> None:
+        """Weights and blocks are about to be elsewhere in memory: graphs that read them there are captured anew."""
+        self.reset()
+        self.graphs.forget()
+
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Ticket:
         for lane, work in zip(self.lanes, plan.works, strict=True):

@@ -68,7 +68,7 @@ ENGINE_OPTIONS: dict[str, Foreign] = {
     "num_gpu_blocks_override": Foreign("use num_kv_blocks"),
     "kv_cache_memory_bytes": Foreign("use num_kv_blocks or gpu_memory_utilization"),
     "cpu_offload_gb": Foreign("weights stay on their device", (0, 0.0)),
-    "enable_sleep_mode": Foreign("an engine cannot sleep: drop the LLM and make another", (False,)),
+    "enable_sleep_mode": _ANY,  # every engine can sleep
     "disable_sliding_window": Foreign("models with sliding windows are not served", (False,)),
     "scheduling_policy": Foreign("first come, first served, or lower priority first", ("fcfs", "priority")),
     "scheduler_delay_factor": Foreign("prompts begin as soon as there is room", (0, 0.0)),
@@ -183,8 +183,6 @@ ATTRIBUTES: dict[str, str] = {
     "classify": "models generate text, and nothing else",
     "reward": "models generate text, and nothing else",
     "score": "there are no scoring models; SamplingParams(prompt_logprobs=0, max_tokens=0) gives a text's logprobs",
-    "sleep": "an engine cannot sleep: drop the LLM and make another",
-    "wake_up": "an engine cannot sleep",
     "collective_rpc": "there are no workers: llm.core and llm.load_weights are in this process",
     "apply_model": "there are no workers: llm.core and llm.load_weights are in this process",
     "get_metrics": "llm.stats() counts, and the server has Prometheus metrics",

@@ -97,6 +97,11 @@ class Linear:
         self.parts[first_row] = packing.pack(weight)
         self.times_packed += 1
 
+    def drop(self) -> None:
+        """Forgets what is packed, and second copies."""
+        self.parts, self._packed = {}, None
+        self.times_packed += 1
+
     def product(self, x: Tensor) -> Tensor:
         """(T, columns) -> (T, rows), in whatever memory order came out fastest."""
         if x.device.type != "cpu":

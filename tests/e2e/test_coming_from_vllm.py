@@ -99,7 +99,7 @@ def test_prompts_as_vllm_has_them(llm: LLM) -> None:
 def test_what_is_not_there_is_refused_by_name(llm: LLM, call: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=re.escape(message)):
         call(llm)
-    assert not hasattr(llm, "sleep"), "callers may ask"
+    assert not hasattr(llm, "collective_rpc"), "callers may ask"
 
 
 def test_beam_search_takes_other_options_and_neutral_ones(llm: LLM) -> None:
