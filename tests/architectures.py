@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ramify.models.families import Architecture
-from ramify.models.rope import RopeConfig
+from ramify.models.rope_config import RopeConfig
 
 SMALL = Architecture(
     family="llama",

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 
 from ramify.models.gguf_quants import FORMATS_BY_NAME
+from ramify.models.packed_quants import PACKED_FORMATS
 from ramify.models.stored import StoredTensor
 
+EVERY_FORMAT = {**FORMATS_BY_NAME, **PACKED_FORMATS}
 # Where a block's float16 numbers stand: its scale, and the minimum or the scale of minima.
 HALVES = {
     "Q8_0": (0,),
@@ -22,17 +24,24 @@ HALVES = {
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
+    **{name: (0,) for name in PACKED_FORMATS if name != "FP8"},
 }
 
 
 def stored(name: str, rows: int, depth: int, seed: int) -> StoredTensor:
     """All other bits are random: every number that a block can hold comes up."""
-    quant_format, numbers = FORMATS_BY_NAME[name], np.random.default_rng(seed)
+    quant_format, numbers = EVERY_FORMAT[name], np.random.default_rng(seed)
     if quant_format.block_size == 1:
         weights = torch.from_numpy(numbers.normal(size=(rows, depth)).astype(np.float32))
         return StoredTensor.of(weights.to(quant_format.weights_dtype))
     num_blocks = rows * depth // quant_format.block_size
     blocks = numbers.integers(0, 256, (num_blocks, quant_format.block_bytes), dtype=np.uint8)
+    if name.startswith("INT4"):
+        blocks[:, 2] &= 15  # a zero point is one of its numbers
+    if name == "FP8":
+        blocks[(blocks & 0x7F) == 0x7F] = 0  # what is not a number
+        blocks[:, :4] = numbers.normal(size=(num_blocks, 1)).astype(np.float32).view(np.uint8)
+        return StoredTensor(torch.from_numpy(blocks).flatten(), quant_format, (rows, depth))
     for start in HALVES[name]:
         halves = numbers.normal(size=(num_blocks, 1)).astype(np.float16) / np.float16(100)
         blocks[:, start : start + 2] = halves.view(np.uint8)

@@ -218,24 +218,26 @@ struct Quantised {
                 unit[FACTORS + run * TILE_COLUMNS + column] = block.scales[run];
                 if (HAS_MINIMUM) unit[FACTORS + (RUNS + run) * TILE_COLUMNS + column] = block.minima[run];
             }
-        for (long first = 0; first < UNIT; first += 32) {
-            uint8_t* group = unit + NUMBERS + first / 32 * GROUP_BYTES;
-            const int8_t* numbers = block.numbers + first;
-            if constexpr (BITS == 8) {
-                for (long k = 0; k < 32; ++k) group[k * TILE_COLUMNS + column] = numbers[k];
-            } else {
-                uint32_t upper[2] = {};
-                for (long k = 0; k < 32; k += 8) {
-                    const uint32_t low = squeezed<4>(numbers + k);
-                    memcpy(group + (k / 8 * TILE_COLUMNS + column) * 4, &low, 4);
-                    int8_t above[8];
-                    for (long i = 0; i < 8; ++i) above[i] = numbers[k + i] >> 4;
-                    if constexpr (BITS == 5) upper[0] |= squeezed<1>(above) << k;
-                    if constexpr (BITS == 6) upper[k / 16] |= squeezed<2>(above) << (k % 16 * 2);
-                }
-                for (long word = 0; word < UPPER; ++word)
-                    memcpy(group + (LOW_BYTES + 4 * word) * TILE_COLUMNS + column * 4, &upper[word], 4);
+        for (long first = 0; first < UNIT; first += 32)
+            put_numbers(block.numbers + first, unit + NUMBERS + first / 32 * GROUP_BYTES, column);
+    }
+
+    // One column's 32 numbers into their group.
+    static void put_numbers(const int8_t* numbers, uint8_t* group, long column) {
+        if constexpr (BITS == 8) {
+            for (long k = 0; k < 32; ++k) group[k * TILE_COLUMNS + column] = numbers[k];
+        } else {
+            uint32_t upper[2] = {};
+            for (long k = 0; k < 32; k += 8) {
+                const uint32_t low = squeezed<4>(numbers + k);
+                memcpy(group + (k / 8 * TILE_COLUMNS + column) * 4, &low, 4);
+                int8_t above[8];
+                for (long i = 0; i < 8; ++i) above[i] = numbers[k + i] >> 4;
+                if constexpr (BITS == 5) upper[0] |= squeezed<1>(above) << k;
+                if constexpr (BITS == 6) upper[k / 16] |= squeezed<2>(above) << (k % 16 * 2);
             }
+            for (long word = 0; word < UPPER; ++word)
+                memcpy(group + (LOW_BYTES + 4 * word) * TILE_COLUMNS + column * 4, &upper[word], 4);
         }
     }
 };
@@ -378,7 +380,90 @@ struct Q6_K : Quantised<6, true, false, 16> {  // 128 bytes of nibbles | 64 of u
     }
 };
 
-// Calls act(Format{}) with the format of GGML's number for it.
+// -- weights of GPTQ, AWQ and FP8 checkpoints -----------------------------------------------------------------
+
+// (number - zero) * scale, as number * scale - zero * scale: both are exact, and so is what is left of them. In a unit:
+// scales (float16, by column), numbers as in Quantised, zeros (bytes, by column). Of 8 bits, numbers and zeros are both
+// held less 128.
+template <int BITS, long WEIGHTS>
+struct Grouped {
+    using Numbers = Quantised<BITS, BITS == 8, false>;
+    using Scale = typename Numbers::Scale;
+    using Eight = typename Numbers::Eight;
+    static constexpr long UNIT = WEIGHTS, RUN = WEIGHTS, BLOCK_BYTES = 4 + WEIGHTS * BITS / 8;
+    static constexpr long ZEROS = Numbers::NUMBERS + UNIT / 32 * Numbers::GROUP_BYTES;
+    static constexpr long UNIT_BYTES = ZEROS + TILE_COLUMNS;
+    static constexpr bool IN_TWO_WORDS = false;
+
+    static inline Scale scale(const uint8_t* unit, long, long part) {
+        const Vector scale = load_halves(unit + 2 * part * WIDTH);
+        const Integers zero = load_integers<int8_t>(unit + ZEROS + part * WIDTH);
+        return {scale, -(scale * __builtin_convertvector(zero, Vector))};
+    }
+
+    static inline Eight eight(const uint8_t* unit, long k, long part) { return Numbers::eight(unit, k, part); }
+
+    static inline Vector weight(const Eight& eight, int i, const Scale& scale) {
+        return Numbers::number(eight, i) * scale.scale + scale.minimum;
+    }
+
+    static void put(const uint8_t* from, uint8_t* unit, long column) {  // scale | zero | nothing | numbers
+        constexpr int8_t OFFSET = BITS == 8 ? -128 : 0;
+        unit[ZEROS + column] = from[2] + OFFSET;
+        memcpy(unit + 2 * column, from, 2);
+        for (long first = 0; first < UNIT; first += 32) {
+            const uint8_t* packed = from + 4 + first * BITS / 8;
+            int8_t numbers[32];
+            if constexpr (BITS == 8) {
+                for (long i = 0; i < 32; ++i) numbers[i] = packed[i] + OFFSET;
+            } else {
+                read_nibbles(packed, numbers);
+            }
+            Numbers::put_numbers(numbers, unit + Numbers::NUMBERS + first / 32 * Numbers::GROUP_BYTES, column);
+        }
+    }
+};
+
+// number * scale, rounded once. In a unit: scales (float32, by column), then bytes, by weight, then column. A byte
+// (e4m3: sign, 4 bits of exponent, 3 of fraction) is a float16 with its bits moved, less 8 in the exponent, its
+// subnormals too.
+struct Fp8 {
+    static constexpr long UNIT = 128, RUN = 128, BLOCK_BYTES = 4 + UNIT, NUMBERS = 4 * TILE_COLUMNS;
+    static constexpr long UNIT_BYTES = NUMBERS + UNIT * TILE_COLUMNS;
+    static constexpr bool IN_TWO_WORDS = false;
+
+    struct Scale {
+        Vector scale;
+    };
+
+    struct Eight {
+        const uint8_t* bytes;
+    };
+
+    static inline Scale scale(const uint8_t* unit, long, long part) {
+        return {load(reinterpret_cast<const float*>(unit) + part * WIDTH)};
+    }
+
+    static inline Eight eight(const uint8_t* unit, long k, long part) {
+        return {unit + NUMBERS + k * TILE_COLUMNS + part * WIDTH};
+    }
+
+    static inline Vector weight(const Eight& eight, int i, const Scale& scale) {
+        const Integers bits = load_integers<int8_t>(eight.bytes + i * TILE_COLUMNS);
+        typedef uint16_t Halves __attribute__((vector_size(WIDTH * 2)));
+        const Halves halves = __builtin_convertvector((bits & 0x7f) << 7 | (bits & 0x80) << 8, Halves);
+        uint8_t memory[sizeof(halves)];
+        memcpy(memory, &halves, sizeof(halves));
+        return load_halves(memory) * 256.0f * scale.scale;
+    }
+
+    static void put(const uint8_t* from, uint8_t* unit, long column) {
+        memcpy(unit + 4 * column, from, 4);
+        for (long k = 0; k < UNIT; ++k) unit[NUMBERS + k * TILE_COLUMNS + column] = from[4 + k];
+    }
+};
+
+// Calls act(Format{}) with the format of GGML's number for it, or of ours (models/number_formats.py).
 template <class Act>
 static inline auto with_format(long type, Act act) {
     switch (type) {
@@ -402,6 +487,16 @@ static inline auto with_format(long type, Act act) {
             return act(Q5_K{});
         case 14:
             return act(Q6_K{});
+        case 1128:
+            return act(Grouped<4, 128>{});
+        case 1032:
+            return act(Grouped<4, 32>{});
+        case 2128:
+            return act(Grouped<8, 128>{});
+        case 2032:
+            return act(Grouped<8, 32>{});
+        case 3128:
+            return act(Fp8{});
         default:
             return act(Float32{});
     }

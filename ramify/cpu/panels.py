@@ -38,6 +38,7 @@ class Panels:
         self._library = library
         self.stored_in: QuantFormat = weight.quant_format
         self.num_rows, self.depth = weight.shape
+        self.order = weight.order
         size = library.panels_size(self.stored_in.type_id, self.num_rows, self.depth)
         self.data = torch.empty(size, dtype=torch.uint8)
         library.pack(
@@ -66,6 +67,8 @@ class Panels:
             self.depth,
             1 if len(dense) < ROWS_PER_THREAD else self._library.threads,
         )
+        if self.order is not None:
+            found.index_copy_(1, self.order.long(), found.clone())
         return found
 
 
@@ -93,6 +96,7 @@ class Product:
         outputs, self._depth = linear.weight.shape
         self._columns = outputs // 2 if gated else outputs
         self._table = torch.empty(0)
+        self._order: Tensor | None = None
         self._made_of = -1
 
     def multiply(self, x: Tensor, out: Tensor, ending: Ending = Ending.PLAIN) -> None:
@@ -104,6 +108,8 @@ class Product:
         if self._made_of != self._linear.times_packed:
             self._table = self._parts()
             self._made_of = self._linear.times_packed
+        if self._order is not None:
+            x = x.index_select(1, self._order)
         self._library.multiply_packed(
             x.data_ptr(),
             self._table.data_ptr(),
@@ -119,9 +125,13 @@ class Product:
     def _parts(self) -> Tensor:
         """int64 (parts, 4): format, address of panels, address of the bias or 0, outputs."""
         parts, bias = sorted(self._linear.parts.items()), self._linear.bias
+        first = parts[0][1]
+        assert isinstance(first, Panels)
+        self._order = first.order
         rows = []
         for first_row, part in parts:
             assert isinstance(part, Panels)
+            assert (part.order is None) == (first.order is None), "all parts multiply columns in one order"
             address = 0 if bias is None else bias.data_ptr() + first_row * bias.itemsize
             rows.append((part.stored_in.type_id, part.data.data_ptr(), address, part.num_rows))
         assert sum(row[-1] for row in rows) == len(self._linear.weight), "some rows of the weight were not packed"

@@ -9,9 +9,8 @@ from ramify.config import CacheConfig
 from ramify.device.pool import bytes_per_block
 from ramify.errors import InvalidInputError
 from ramify.models.decoder import Decoder
-from ramify.models.memory import free_memory
+from ramify.models.memory import free_memory, kv_pool_bytes
 
-CPU_POOL_BYTES = 4 * 2**30
 GIB = 2**30
 
 
@@ -58,7 +57,7 @@ def num_blocks(
     block_bytes = sharers * _bytes_of_blocks(cache, decoders)
     most = max_num_seqs * -(-max_model_len // cache.block_size) * (num_tracks // len(decoders))
     if measure_gpu is None:
-        fitting = min(CPU_POOL_BYTES, free_memory() // 4) // block_bytes
+        fitting = kv_pool_bytes(free_memory()) // block_bytes
         if fitting < 1:
             raise InvalidInputError(
                 f"no memory is left for KV blocks of {block_bytes} bytes: lower block_size, or set num_kv_blocks"

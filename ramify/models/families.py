@@ -13,7 +13,8 @@ from typing import Any
 from ramify.errors import FileFormatError, UnsupportedModelError
 from ramify.models.generation_defaults import CONFIG_FILE
 from ramify.models.metadata_reader import MetadataReader
-from ramify.models.rope import RopeConfig
+from ramify.models.quantization_config import Quantization, quantization_from_config
+from ramify.models.rope_config import RopeConfig
 from ramify.models.rope_metadata import rope_from_config, rope_from_gguf, stretched_length
 from ramify.validation import shown
 
@@ -42,6 +43,7 @@ class Architecture:
     tie_embeddings: bool
     dtype: str = "float32"
     eos_token_ids: frozenset[int] = frozenset()
+    quantization: Quantization | None = None  # of a folder; a GGUF file says it tensor by tensor
 
     def __post_init__(self) -> None:
         for name in (
@@ -101,6 +103,7 @@ def architecture_from_config(config: Mapping[str, Any], generation: Mapping[str,
         tie_embeddings=read.boolean("tie_word_embeddings", False),
         dtype=(read.text("dtype", "") or read.text("torch_dtype", "") or "float32").removeprefix("torch."),
         eos_token_ids=_eos_ids(config, vocab_size, "config.json") | _eos_ids(generation or {}, vocab_size, CONFIG_FILE),
+        quantization=quantization_from_config(config),
     )
 
 
@@ -160,10 +163,6 @@ def _refuse_foreign_parts(config: Mapping[str, Any]) -> None:
         raise UnsupportedModelError("sliding-window attention is not supported")
     if config.get("num_experts") or config.get("num_local_experts"):
         raise UnsupportedModelError("mixtures of experts are not supported")
-    if config.get("quantization_config"):
-        quantization = MetadataReader(config, "config.json").mapping("quantization_config")
-        method = shown(quantization.get("quant_method", "unknown"))
-        raise UnsupportedModelError(f"quantised checkpoints ({method}) are not supported; GGUF files are")
     if config.get("auto_map"):
         raise UnsupportedModelError("the checkpoint wants to run its own code (auto_map), which Ramify never does")
 

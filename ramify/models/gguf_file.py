@@ -9,8 +9,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ramify.errors import FileFormatError, ModelNotFoundError, WeightsError
-from ramify.models.gguf_header import MetadataValue, TensorInfo, quote, read_header
+from ramify.errors import WeightsError
+from ramify.models.gguf_header import MetadataValue, TensorInfo, map_file, quote, read_header
 from ramify.models.gguf_quants import FORMATS_BY_NAME
 from ramify.models.stored import StoredTensor
 
@@ -34,7 +34,7 @@ class GGUFFile:
     def open(cls, path: str | Path) -> Self:
         """Maps and checks the file; raises a ModelError that names the file if it cannot be used."""
         path = Path(path)
-        contents = _map(path)
+        contents = map_file(path)
         try:
             metadata, tensors = read_header(path.name, contents)
         except BaseException:
@@ -63,16 +63,3 @@ class GGUFFile:
         begin, end = -(-info.offset // page) * page, (info.offset + info.num_bytes) // page * page
         if begin < end and hasattr(mmap, "MADV_DONTNEED"):
             self._contents.madvise(mmap.MADV_DONTNEED, begin, end - begin)
-
-
-def _map(path: Path) -> mmap.mmap:
-    if not path.is_file():
-        raise ModelNotFoundError(f"{path} is not a file")
-    try:
-        with path.open("rb") as file:
-            if file.seek(0, 2) == 0:
-                raise FileFormatError(f"{path.name}: the file is empty")
-            # A private copy-on-write map, because torch wants writable memory.
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except OSError as error:
-        raise ModelNotFoundError(f"{path} cannot be read: {error.strerror}") from error

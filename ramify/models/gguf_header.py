@@ -14,6 +14,7 @@ import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
 from struct import Struct
 from types import MappingProxyType
 from typing import NoReturn, TypeAlias
@@ -21,8 +22,8 @@ from typing import NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ramify.errors import FileFormatError, UnsupportedModelError
-from ramify.models.gguf_quants import FORMATS_BY_NAME, FORMATS_BY_TYPE_ID, type_name
+from ramify.errors import FileFormatError, ModelNotFoundError, UnsupportedModelError
+from ramify.models.number_formats import GGUF_FORMATS, GGUF_FORMATS_BY_TYPE_ID, type_name
 
 MEMORY_PER_HEADER_BYTE = 16
 
@@ -59,6 +60,19 @@ class TensorInfo:
     quantization: str
     offset: int  # in the file
     num_bytes: int
+
+
+def map_file(path: Path) -> mmap.mmap:
+    if not path.is_file():
+        raise ModelNotFoundError(f"{path} is not a file")
+    try:
+        with path.open("rb") as file:
+            if file.seek(0, 2) == 0:
+                raise FileFormatError(f"{path.name}: the file is empty")
+            # A private copy-on-write map, because torch wants writable memory.
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except OSError as error:
+        raise ModelNotFoundError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def read_header(file_name: str, contents: mmap.mmap) -> tuple[dict[str, MetadataValue], dict[str, TensorInfo]]:
@@ -237,10 +251,11 @@ def _read_tensor_info(cursor: _Cursor) -> TensorInfo:
     offset = cursor.u64(f"the offset of {what}")
     if 0 in shape:
         cursor.fail(f"{what} of shape {shape} is empty")
-    quant_format = FORMATS_BY_TYPE_ID.get(type_id)
+    quant_format = GGUF_FORMATS_BY_TYPE_ID.get(type_id)
     if quant_format is None:
         raise UnsupportedModelError(
-            f"{cursor.file_name}: {what} is stored as {type_name(type_id)}; supported are {', '.join(FORMATS_BY_NAME)}"
+            f"{cursor.file_name}: {what} is stored as {type_name(type_id)}; supported are "
+            f"{', '.join(each.name for each in GGUF_FORMATS)}"
         )
     if shape[-1] % quant_format.block_size:
         cursor.fail(

@@ -17,6 +17,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from ramify.models.number_formats import GGUF_FORMATS, NumberFormat
+
 # Weights dequantised at a time. On a CPU a chunk and its temporaries should fit in the cache, and yet be large enough
 # for torch to split between threads. On a GPU launches cost more than memory traffic.
 CPU_CHUNK_WEIGHTS = 1 << 19
@@ -24,13 +26,9 @@ DEVICE_CHUNK_WEIGHTS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class QuantFormat:
+class QuantFormat(NumberFormat):
     """One number format; `weights_dtype` is the dtype of its weights once they are read."""
 
-    name: str
-    type_id: int  # GGML's number for it
-    block_size: int  # weights in a block
-    block_bytes: int
     weights_dtype: torch.dtype
     dequantize_blocks: Callable[[Tensor, Tensor], None]
 
@@ -161,60 +159,36 @@ def _six_bit_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-_FORMATS = (
-    QuantFormat("F32", 0, 1, 4, torch.float32, dequantize_f32),
-    QuantFormat("F16", 1, 1, 2, torch.float16, dequantize_f16),
-    QuantFormat("BF16", 30, 1, 2, torch.bfloat16, dequantize_bf16),
-    QuantFormat("Q8_0", 8, 32, 34, torch.float32, dequantize_q8_0),
-    QuantFormat("Q4_0", 2, 32, 18, torch.float32, dequantize_q4_0),
-    QuantFormat("Q4_1", 3, 32, 20, torch.float32, dequantize_q4_1),
-    QuantFormat("Q5_0", 6, 32, 22, torch.float32, dequantize_q5_0),
-    QuantFormat("Q5_1", 7, 32, 24, torch.float32, dequantize_q5_1),
-    QuantFormat("Q4_K", 12, 256, 144, torch.float32, dequantize_q4_k),
-    QuantFormat("Q5_K", 13, 256, 176, torch.float32, dequantize_q5_k),
-    QuantFormat("Q6_K", 14, 256, 210, torch.float32, dequantize_q6_k),
-)
-
-FORMATS_BY_NAME: Mapping[str, QuantFormat] = MappingProxyType({each.name: each for each in _FORMATS})
-FORMATS_BY_DTYPE: Mapping[torch.dtype, QuantFormat] = MappingProxyType(
-    {each.weights_dtype: each for each in _FORMATS if each.block_size == 1}
-)
-FORMATS_BY_TYPE_ID: Mapping[int, QuantFormat] = MappingProxyType({each.type_id: each for each in _FORMATS})
-
-# GGML's other types, by name only, for the message that refuses them.
-_OTHER_TYPE_NAMES: Mapping[int, str] = MappingProxyType(
+_DEQUANTIZERS: Mapping[str, Callable[[Tensor, Tensor], None]] = MappingProxyType(
     {
-        4: "Q4_2",
-        5: "Q4_3",
-        9: "Q8_1",
-        10: "Q2_K",
-        11: "Q3_K",
-        15: "Q8_K",
-        16: "IQ2_XXS",
-        17: "IQ2_XS",
-        18: "IQ3_XXS",
-        19: "IQ1_S",
-        20: "IQ4_NL",
-        21: "IQ3_S",
-        22: "IQ2_S",
-        23: "IQ4_XS",
-        24: "I8",
-        25: "I16",
-        26: "I32",
-        27: "I64",
-        28: "F64",
-        29: "IQ1_M",
-        34: "TQ1_0",
-        35: "TQ2_0",
-        39: "MXFP4",
-        40: "NVFP4",
-        41: "Q1_0",
+        "F32": dequantize_f32,
+        "F16": dequantize_f16,
+        "BF16": dequantize_bf16,
+        "Q8_0": dequantize_q8_0,
+        "Q4_0": dequantize_q4_0,
+        "Q4_1": dequantize_q4_1,
+        "Q5_0": dequantize_q5_0,
+        "Q5_1": dequantize_q5_1,
+        "Q4_K": dequantize_q4_k,
+        "Q5_K": dequantize_q5_k,
+        "Q6_K": dequantize_q6_k,
     }
 )
+_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
-
-def type_name(type_id: int) -> str:
-    """GGML's name for a tensor type, supported here or not."""
-    if type_id in FORMATS_BY_TYPE_ID:
-        return FORMATS_BY_TYPE_ID[type_id].name
-    return _OTHER_TYPE_NAMES.get(type_id, f"GGML type {type_id}")
+FORMATS_BY_NAME: Mapping[str, QuantFormat] = MappingProxyType(
+    {
+        each.name: QuantFormat(
+            each.name,
+            each.type_id,
+            each.block_size,
+            each.block_bytes,
+            _DTYPES.get(each.name, torch.float32),
+            _DEQUANTIZERS[each.name],
+        )
+        for each in GGUF_FORMATS
+    }
+)
+FORMATS_BY_DTYPE: Mapping[torch.dtype, QuantFormat] = MappingProxyType(
+    {each.weights_dtype: each for each in FORMATS_BY_NAME.values() if each.block_size == 1}
+)

@@ -23,8 +23,9 @@ from ramify.models.generation_defaults import (
 )
 from ramify.models.gguf_checkpoint import GGUFCheckpoint
 from ramify.models.linear import Packing
+from ramify.models.safetensors_folder import read_architecture
 from ramify.models.shards import Ranks
-from ramify.models.st_file import SafetensorsCheckpoint, read_architecture
+from ramify.models.st_file import SafetensorsCheckpoint
 from ramify.process.garbage import collector_paused
 from ramify.text.gguf_tokenizer import tokenizer_from_gguf
 from ramify.text.tokenizer import Tokenizer

@@ -11,6 +11,14 @@ CONTROL_GROUPS = (
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
 
+MOST_POOL_BYTES = 4 * 2**30
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def kv_pool_bytes(free: int) -> int:
+    """What the KV cache takes on a CPU with so much free memory, unless an engine is told otherwise."""
+    return min(MOST_POOL_BYTES, free // 4)
+
 
 def total_memory() -> int:
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -39,3 +47,15 @@ def _limits() -> list[tuple[int, int]]:
         except (OSError, ValueError):  # another version, or "max", which is no limit
             continue
     return found
+
+
+def gpu_memory() -> tuple[int, int] | None:
+    """(free, total) of the first GPU; None where there is none. torch is asked only where a driver is loaded."""
+    if not NVIDIA_DRIVER.exists():
+        return None
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    free, total = torch.cuda.mem_get_info(0)
+    return int(free), int(total)

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
+from ramify.models.rope_config import RopeConfig
+
 # Cosines (the same in both halves) and sines (negated in the first half), for every position and dimension.
 Rotations = tuple[torch.Tensor, torch.Tensor]
-RopeKind = Literal["default", "linear", "llama3", "yarn", "factors"]
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """What a checkpoint says; each kind of scaling reads its own fields."""
-
-    theta: float = 10_000.0
-    kind: RopeKind = "default"
-    factor: float = 1.0
-    original_max_position_embeddings: int = 0
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0  # yarn
-    beta_slow: float = 1.0
-    attention_factor: float = 1.0
-    truncate: bool = True
-    factors: tuple[float, ...] = ()  # factors: one divisor per frequency, which is how GGUF files store llama3's
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
@@ -45,17 +27,6 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
             return _llama3(rope, frequencies)
         case "yarn":
             return _yarn(rope, frequencies, head_dim)
-
-
-def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
-    """By how much attention is sharpened for a longer context (YaRN, equation 22, or DeepSeek's with two scales)."""
-
-    def scale(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-    if mscale and mscale_all_dim:
-        return scale(mscale) / scale(mscale_all_dim)
-    return scale(1.0)
 
 
 def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:

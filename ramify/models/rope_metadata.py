@@ -7,7 +7,7 @@ from typing import Any
 
 from ramify.errors import FileFormatError, UnsupportedModelError
 from ramify.models.metadata_reader import LARGEST_INTEGER, MetadataReader
-from ramify.models.rope import RopeConfig, yarn_attention_factor
+from ramify.models.rope_config import RopeConfig, yarn_attention_factor
 from ramify.validation import shown
 
 # Far beyond every checkpoint, and small enough that no step of `rope` leaves a float's range.

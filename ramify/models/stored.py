@@ -26,6 +26,7 @@ class StoredTensor:
     data: Tensor  # uint8, whole blocks one after the other, row by row
     quant_format: QuantFormat
     shape: tuple[int, ...]
+    order: Tensor | None = None  # int32 (columns,): which column of the weight stands in each place; None: its own
 
     @classmethod
     def of(cls, tensor: Tensor) -> StoredTensor:
@@ -39,6 +40,9 @@ class StoredTensor:
 
     def numbers(self) -> Tensor:
         """float16, bfloat16 and float32 as stored, in the same memory; all else dequantised to float32."""
+        if self.order is not None:
+            found = dequantize(self.data, self.quant_format).view(self.shape)
+            return torch.empty_like(found).index_copy_(1, self.order.long(), found)
         if self.is_quantised:
             return dequantize(self.data, self.quant_format).view(self.shape)
         return self.data.view(self.quant_format.weights_dtype).view(self.shape)
@@ -50,14 +54,15 @@ class StoredTensor:
     def cut(self, part: Part) -> StoredTensor:
         """Some rows, in the same memory, or some columns of a matrix; float32 if they cut through blocks."""
         count = part.stop - part.start
+        if count == self.shape[part.dimension]:
+            return self
         if len(self.shape) == 1:
             return StoredTensor.of(self.numbers()[part.start : part.stop])
         if part.dimension == 0:
-            return StoredTensor(
-                self.rows()[part.start : part.stop].flatten(), self.quant_format, (count, self.shape[1])
-            )
+            own = self.rows()[part.start : part.stop].flatten()
+            return StoredTensor(own, self.quant_format, (count, self.shape[1]), self.order)
         size, shape = self.quant_format.block_size, (self.shape[0], count)
-        if part.start % size == 0 and part.stop % size == 0:
+        if self.order is None and part.start % size == 0 and part.stop % size == 0:
             row, width = self.rows(), self.quant_format.block_bytes
             columns = row[:, part.start // size * width : part.stop // size * width]
             return StoredTensor(columns.flatten(), self.quant_format, shape)

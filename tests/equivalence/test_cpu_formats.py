@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,15 @@ from ramify.models.decoder import linears
 from ramify.models.gguf_checkpoint import GGUFCheckpoint
 from ramify.models.gguf_quants import FORMATS_BY_NAME
 from ramify.models.linear import Linear
+from ramify.models.packed_quants import PACKED_FORMATS
 from ramify.models.stored import StoredTensor
 from ramify.models.weights import EMBEDDING
 from tests.conftest import CheckpointMaker
 from tests.equivalence.test_cpu_kernels import library  # noqa: F401 - a fixture
-from tests.quantised import stored, write_model
+from tests.quantised import EVERY_FORMAT, stored, write_model
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="no g++ here")
-STEPS = {name: max(each.block_size, 1) for name, each in FORMATS_BY_NAME.items()}
+STEPS = {name: max(each.block_size, 1) for name, each in EVERY_FORMAT.items()}
 
 
 def _product(packing: PanelPacking, parts: list[StoredTensor], *, gated: bool = False) -> Product:
@@ -56,11 +58,21 @@ def test_rows_are_what_gguf_reads(library: Library, name: str) -> None:  # noqa:
     assert np.array_equal(rows.numpy().view(np.int32), np.ascontiguousarray(expected[ids.numpy()]).view(np.int32))
 
 
+@pytest.mark.parametrize("name", PACKED_FORMATS)
+def test_rows_are_the_numbers_of_their_blocks(library: Library, name: str) -> None:  # noqa: F811
+    weight = stored(name, 150, 3 * STEPS[name], seed=1)
+    order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(0)).to(torch.int32)
+    ids = torch.tensor([149, 0, 63, 64, 65, 3, 3, *range(130)])
+    for each in (weight, replace(weight, order=order)):
+        assert torch.equal(Panels(library, each).rows(ids), each.numbers()[ids])
+    assert torch.equal(replace(weight, order=order).numbers()[:, order], weight.numbers())
+
+
 @given(
     rows=st.one_of(st.sampled_from([1, 2, 3, 4, 5, 8, 9]), st.integers(1, 300)),
     steps=st.integers(1, 5),
     outputs=st.lists(st.sampled_from([1, 16, 40, 64, 65, 130]), min_size=1, max_size=3),
-    names=st.lists(st.sampled_from(list(FORMATS_BY_NAME)), min_size=3, max_size=3),
+    names=st.lists(st.sampled_from(list(EVERY_FORMAT)), min_size=3, max_size=3),
     gated=st.booleans(),
     threads=st.integers(1, 2),
     seed=st.integers(0, 1000),

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ramify.models import gguf_quants
-from ramify.models.gguf_quants import FORMATS_BY_NAME, QuantFormat, dequantize, type_name
+from ramify.models.gguf_quants import FORMATS_BY_NAME, QuantFormat, dequantize
+from ramify.models.number_formats import type_name
 from tests.quantised import HALVES
 
 Bytes = npt.NDArray[np.uint8]

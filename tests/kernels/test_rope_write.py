@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ramify.gpu.kernels.parts import Parts
 from ramify.gpu.kernels.rope_write import rope_and_write
-from ramify.models.rope import RopeConfig, inverse_frequencies, rotate
+from ramify.models.rope import inverse_frequencies, rotate
+from ramify.models.rope_config import RopeConfig
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 EPS = 1e-6

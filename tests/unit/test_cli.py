@@ -25,7 +25,17 @@ from ramify.models.generation_defaults import NO_DEFAULTS
 from ramify.outputs import CompletionOutput, FinishReason, RequestOutput
 from ramify.sampling_params import OutputKind, SamplingParams
 
-COMMANDS = (("generate",), ("chat",), ("serve",), ("distill",), ("doctor",), ("models",), ("models", "pull"), ())
+COMMANDS = (
+    ("generate",),
+    ("chat",),
+    ("serve",),
+    ("distill",),
+    ("doctor",),
+    ("models",),
+    ("models", "pull"),
+    ("models", "info"),
+    (),
+)
 FACTS = {"score": "score -12.34", "tokens": "1234 tokens", "logprob": "logprob -123.4", "end": "length"}
 
 
