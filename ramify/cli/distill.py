@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,15 +19,20 @@ from ramify.distill.problems import Malformed, Problem, read_problems
 from ramify.distill.recipe import Recipe, load_preset, preset_names
 from ramify.distill.tally import percent
 from ramify.errors import InvalidInputError
+from ramify.ray.cluster import joined
+from ramify.ray.pool import Pool
+from ramify.ray.problems import ClusterWriters
 
 if TYPE_CHECKING:
     from ramify.distill.run import Summary
+    from ramify.distill.writer import Writers
 
 RECIPE_FIELDS = fields(Recipe)
 RECIPE = override_flags_of(RECIPE_FIELDS, "Recipe (default: what the preset says)")
 # The recipe names both models, and says how to draw from them.
 OTHER_ENGINE_FLAGS = tuple(field for field in ENGINE_FLAGS if field.name not in {"model", "generation_config"})
 ENGINE = flags_of(OTHER_ENGINE_FLAGS, "Engine")
+CLUSTER = "On a Ray cluster"
 MOST_SHOWN = 10
 NOTHING_ACCEPTED = 3  # exit status; 1 and 2 are failures and refusals
 
@@ -43,6 +49,24 @@ def distill(
     preset: Annotated[str, typer.Option(metavar="TEXT", help=f"{', '.join(preset_names())}, or a YAML file.")] = "base",
     limit: Annotated[int | None, typer.Option(metavar="INTEGER", help="Only the first so many lines.")] = None,
     on_malformed: Annotated[str, typer.Option(metavar="TEXT", help="stop, or skip: what a bad line does.")] = "stop",
+    *,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="On engines of a running Ray cluster (extra ray).", rich_help_panel=CLUSTER)
+    ] = False,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Where it is; default: this machine's.", rich_help_panel=CLUSTER),
+    ] = None,
+    ray_engines: Annotated[
+        int | None,
+        typer.Option(metavar="INTEGER", help="Default: one a GPU, else one a machine.", rich_help_panel=CLUSTER),
+    ] = None,
+    ray_cpus: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="CPUs of an engine.", rich_help_panel=CLUSTER)
+    ] = None,
+    ray_gpus: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="GPUs of an engine.", rich_help_panel=CLUSTER)
+    ] = None,
     **values: Any,
 ) -> None:
     """Make training data of a teacher and a student.
@@ -56,24 +80,26 @@ def distill(
         check.integer("limit", limit, 1)
     recipe = _recipe(preset, values)
     _check_place(problems, out)
+    given = {"address": ray_address, "engines": ray_engines, "cpus": ray_cpus, "gpus": ray_gpus}
+    if not ray and (idle := [name for name, value in given.items() if value is not None]):
+        raise InvalidInputError(f"--ray-{idle[0]} needs --ray")
+    pool = _pool(num_engines=ray_engines, num_cpus=ray_cpus, num_gpus=ray_gpus)
     found = _read(problems, limit, skips=on_malformed == "skip", has_oracle=recipe.oracle is not None)
-    from ramify.distill.run import Run  # torch takes a moment: what is wrong above is told without it
-    from ramify.drive.build import build_engine
-    from ramify.optimal import OptimalSampling
-
     options: Any = chosen(values, OTHER_ENGINE_FLAGS)
-    run = Run(
-        recipe,
-        found,
-        out,
-        lambda: OptimalSampling(preset=recipe, say=say, **options),
-        load_oracle=lambda: build_engine(EngineConfig.from_options(model=recipe.oracle, **options), say),
-        preset=preset,
-        stops_at_refused=on_malformed == "stop",
-        show_progress=True,
-    )
     try:
-        summary = run()
+        with joined(ray_address) if ray else nullcontext():
+            from ramify.distill.run import Run  # torch takes a moment: what is wrong above is told without it
+
+            run = Run(
+                recipe,
+                found,
+                out,
+                writers=ClusterWriters(recipe, options, pool) if ray else _here(recipe, options),
+                preset=preset,
+                stops_at_refused=on_malformed == "stop",
+                show_progress=True,
+            )
+            summary = run()
     except KeyboardInterrupt:
         say(f"stopped; what was done is kept in {out}, and the same command goes on from there")
         raise typer.Exit(130) from None
@@ -81,6 +107,26 @@ def distill(
     _print_summary(summary, out)
     if not summary.accepted:
         raise typer.Exit(NOTHING_ACCEPTED)
+
+
+def _here(recipe: Recipe, options: Any) -> Writers:
+    from ramify.distill.writer import WritersHere
+    from ramify.drive.build import build_engine
+    from ramify.optimal import OptimalSampling
+
+    return WritersHere(
+        recipe,
+        lambda: OptimalSampling(preset=recipe, say=say, **options),
+        lambda: build_engine(EngineConfig.from_options(model=recipe.oracle, **options), say),
+    )
+
+
+def _pool(**given: Any) -> Pool:
+    try:
+        return Pool(**given)
+    except InvalidInputError as error:
+        name, _, rest = str(error).partition(" ")
+        raise InvalidInputError(f"--ray-{name.removeprefix('num_')} {rest}") from None
 
 
 def _recipe(preset: str, values: dict[str, Any]) -> Recipe:

@@ -17,6 +17,10 @@ from typing import TypeVar
 
 import pytest
 
+from ramify import ModelConfig
+from ramify.models.loader import ModelLoader
+from tests.conftest import CheckpointMaker
+
 ROOT = Path(__file__).parents[2]
 SECONDS_TO_START = 120.0
 # Read when Ray is first imported, which is later.
@@ -93,6 +97,16 @@ def driver(cluster: str) -> Iterator[str]:
     within(60, lambda: ray.init(address=cluster, log_to_driver=False, logging_level="ERROR"))
     yield cluster
     within(60, ray.shutdown)
+
+
+@pytest.fixture(scope="session")
+def small_model(make_checkpoint: CheckpointMaker, default_gguf: Path) -> str:
+    """A tiny random model with the default model's tokenizer."""
+    tokenizer = ModelLoader(ModelConfig(model=str(default_gguf))).load_tokenizer()
+    assert tokenizer is not None
+    folder = make_checkpoint("llama", vocab_size=49_152, num_hidden_layers=1, max_position_embeddings=1024)
+    tokenizer.backend.save(str(folder / "tokenizer.json"))
+    return str(folder)
 
 
 def _address(process: subprocess.Popen[str]) -> str:

@@ -1,0 +1,103 @@
+"""A deployment of Ray Serve with two replicas answers as the server does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from urllib.request import Request, urlopen
+
+import openai
+import pytest
+
+import ramify.ray
+from ramify import LLM, InvalidInputError, SamplingParams
+from ramify.server.config import PairConfig, ServerConfig
+from tests.extras.conftest import within
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: make test-extras")
+
+PROMPT = "Natalia sold clips to 48 of her friends"
+SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def url(driver: str, small_model: str) -> Iterator[str]:
+    from ray import serve
+
+    assert driver
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    made = ramify.ray.application(
+        small_model,
+        num_replicas=2,
+        routing="session",
+        server=ServerConfig(served_model_name="tiny", api_key="sesame"),
+        pair=PairConfig(teacher=small_model, theta=small_model),
+        max_model_len=512,
+    )
+    within(30, lambda: serve.start(http_options={"host": "127.0.0.1", "port": port}))
+    within(240, lambda: serve.run(made))
+    yield f"http://127.0.0.1:{port}"
+    within(60, serve.shutdown)
+
+
+def test_the_openai_client_gets_what_one_engine_makes(url: str, small_model: str) -> None:
+    params = SamplingParams(n=2, max_tokens=12, temperature=0.9, seed=7)
+    [wanted] = LLM(small_model, max_model_len=512).generate([PROMPT], params, use_tqdm=False)
+    texts = [sample.text for sample in wanted.outputs]
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="sesame", timeout=SECONDS, max_retries=0)
+    asked = {"model": "tiny", "prompt": PROMPT, "n": 2, "max_tokens": 12, "temperature": 0.9, "seed": 7}
+    for _ in range(4):  # whichever replica answers
+        answer = client.completions.create(**asked)  # type: ignore[call-overload]
+        assert [choice.text for choice in answer.choices] == texts
+    streamed = ["", ""]
+    for chunk in client.completions.create(**asked, stream=True):  # type: ignore[call-overload]
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+    assert streamed == texts
+    one, mixture = [model.id for model in client.models.list().data]
+    assert one == "tiny"
+    assert "+" in mixture
+    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+        client.completions.create(model="tiny", prompt=PROMPT, max_tokens=-1)
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{url}/v1", api_key="other", timeout=SECONDS, max_retries=0).models.list()
+
+
+def cached_tokens(url: str, session: str, prompt: str) -> int:
+    body = json.dumps({"model": "tiny", "prompt": prompt, "max_tokens": 1}).encode()
+    headers = {"Authorization": "Bearer sesame", "Content-Type": "application/json", "x-session-id": session}
+    with urlopen(Request(f"{url}/v1/completions", body, headers), timeout=SECONDS) as answer:
+        usage = json.load(answer)["usage"]
+    return int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+
+
+def test_a_session_finds_its_prefix_in_the_cache(url: str) -> None:
+    for number in range(6):
+        prompt = f"Session {number} has a story of its own. " * 8
+        session = f"session-{number}"
+        assert cached_tokens(url, session, prompt) < 32
+        assert cached_tokens(url, session, prompt + "It goes on.") >= 48
+
+
+def test_many_at_once_are_all_answered(url: str) -> None:
+    async def ask() -> list[str]:
+        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="sesame", timeout=SECONDS, max_retries=0)
+        answers = await asyncio.gather(
+            *(client.completions.create(model="tiny", prompt=PROMPT, max_tokens=4, seed=seed) for seed in range(24))
+        )
+        return [answer.choices[0].finish_reason for answer in answers]
+
+    assert within(SECONDS, lambda: asyncio.run(ask())) == ["length"] * 24
+
+
+def test_what_serve_decides_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="port has no meaning in a deployment"):
+        ramify.ray.application(server=ServerConfig(port=9000))
+    with pytest.raises(InvalidInputError, match="routing"):
+        ramify.ray.application(routing="nearest")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="num_replicas"):
+        ramify.ray.application(num_replicas=0)

@@ -1,0 +1,107 @@
+"""`ramify.ray` where Ray is not: what it says, and what needs no cluster (tests/extras has the others)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import ramify.ray
+from ramify.cli import main
+from ramify.errors import InvalidInputError, RamifyError
+from ramify.ray.cluster import reason_of
+from ramify.ray.row_journal import RowJournal, row_name
+
+GSM8K = Path(__file__).parents[2] / "examples" / "problems" / "gsm8k_50.jsonl"
+
+
+class NoRows:
+    """A dataset of which nothing is known yet."""
+
+    def columns(self, *, fetch_if_missing: bool) -> None:
+        assert not fetch_if_missing
+
+
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name == "ray" or name.startswith("ray.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_without_ray_the_extra_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names_it = r'needs ray.*: pip install "\.\[ray\]"'
+    with pytest.raises(RamifyError, match=names_it):
+        ramify.ray.generate(NoRows())
+    with pytest.raises(RamifyError, match=names_it):
+        ramify.ray.distill(NoRows(), "base")
+    told = command(capsys, "distill", str(GSM8K), "-o", str(tmp_path / "out"), "--ray")
+    assert told == 'error: ramify.ray needs ray: pip install ".[ray]" in a checkout'
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--ray-engines", "2"], "error: --ray-engines needs --ray"),
+        (["--ray-gpus", "0"], "error: --ray-gpus needs --ray"),
+        (["--ray", "--ray-engines", "0"], "error: --ray-engines must be an integer >= 1, got 0"),
+    ],
+)
+def test_flags_of_a_cluster(flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(capsys, "distill", str(GSM8K), "-o", str(tmp_path / "out"), *flags) == said
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["ramify", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_the_journal_keeps_whole_rows_for_whoever_opens_it_next(tmp_path: Path) -> None:
+    first, second = RowJournal(str(tmp_path)), RowJournal(str(tmp_path))
+    first.append("a", [{"text": "été", "score": float("-inf")}])
+    second.append("b", [{"text": None}, {"text": "2"}])
+    assert first.find("a") is None, "what came later is not looked for"
+    torn = next(path for path in tmp_path.iterdir() if "été" in path.read_text(encoding="utf-8"))
+    torn.write_bytes(torn.read_bytes() + b'{"row": "c", "entr')
+    later = RowJournal(str(tmp_path))
+    assert later.find("a") == [{"text": "été", "score": float("-inf")}]
+    assert later.find("b") == [{"text": None}, {"text": "2"}]
+    assert later.find("c") is None
+
+
+def test_a_row_is_known_by_all_that_decides_what_it_becomes() -> None:
+    assert row_name("model", {"n": 1, "seed": 2}, "prompt", 1) == row_name("model", {"seed": 2, "n": 1}, "prompt", 1)
+    names = {row_name("model", {"n": n}, prompt, key) for n in (1, 2) for prompt in ("a", [1]) for key in (1, "1")}
+    assert len(names) == 8
+    with pytest.raises(InvalidInputError, match="cannot be written down"):
+        row_name("model", object())
+    seeds = {ramify.ray.row_seed(seed, prompt, key) for seed in (0, 1) for prompt in ("a", "b") for key in (None, 1)}
+    assert len(seeds) == 8
+    assert all(0 <= seed < 2**64 for seed in seeds)
+
+
+def test_the_engines_own_error_is_found_in_rays_report() -> None:
+    report = "ray::MapWorker died\n  File x\nramify.errors.ModelNotFoundError: no model at /a: b\nThe actor died.\n"
+    assert reason_of(RuntimeError(report)) == "no model at /a: b"
+    assert reason_of(RuntimeError("something\nelse")) == "else"
+    assert reason_of(RuntimeError()) == "RuntimeError"
+
+
+@pytest.mark.parametrize("wrong", [{"num_engines": 0}, {"num_cpus": 0}, {"num_gpus": -1}, {"batch_size": 0}])
+def test_pools_are_checked(wrong: dict[str, int]) -> None:
+    with pytest.raises(InvalidInputError, match=next(iter(wrong))):
+        ramify.ray.Pool(**wrong)
+
+
+def test_as_many_rows_as_keep_an_engine_full() -> None:
+    pool = ramify.ray.Pool()
+    assert pool.rows_at_a_time({}, n=1) == 64
+    assert pool.rows_at_a_time({"max_num_seqs": 8}, n=4) == 1
+    assert ramify.ray.Pool(batch_size=5).rows_at_a_time({}, n=1) == 5
