@@ -6,7 +6,8 @@ measured on the same kind of GPU; vLLM 0.26.0's figures were measured there too.
 
     python bench/gpu.py [--workloads plain256 …] [--batch-invariant] [--save FILE] [--rehearse]
 
-Workloads of two models are also told in the columns of the document that published them (bench/pair_report.py).
+Workloads of two models are also told in the columns of the document that published them (bench/pair_report.py), and of
+every engine what it took of the GPU at its most, beside the share that it was allowed (bench/gpu_peak.py).
 --rehearse runs all of it with tiny models, on a CPU too: its figures mean nothing. The last line is JSON; --save
 appends one object per result to a file.
 """
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -29,12 +31,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from gpu_peak import Peak  # type: ignore[import-not-found]
 from gpu_workloads import COMMON, PAIR, REHEARSAL, SHAPES, WORKLOADS, GpuWorkload  # type: ignore[import-not-found]
 from pair_report import Measured, measured, table  # type: ignore[import-not-found]
 
 from ramify import LLM, OptimalSampling, RequestOutput
 
 INVARIANT = "/invariant"  # after the name of a workload that is run with batch_invariant
+MEMORY_SHARE = 0.85  # gpu_memory_utilization
 LONGEST = {"7B": 17_408, "llama1B": 4_096, "llama8B": 4_096}  # contexts that workloads of these models need
 
 
@@ -54,7 +58,7 @@ def engine(
         "batch_invariant": batch_invariant,
         "max_num_seqs": 512,
         "max_model_len": 2_048 if rehearse else LONGEST.get(model, 9_216),
-        "gpu_memory_utilization": 0.85,
+        "gpu_memory_utilization": MEMORY_SHARE,
     }
     if rehearse:
         options["num_kv_blocks"] = 4_096
@@ -95,8 +99,43 @@ def line_of(workload: GpuWorkload, speed: float) -> str:
     line += " " * 16 if workload.vllm is None else f"{workload.vllm:9,.0f}{speed / workload.vllm:7.2f}"
     if workload.goal is None:
         return line.rstrip()
-    met = "" if speed < workload.goal else "  met" if speed < workload.then else "  met, and the next"
-    return f"{line}{workload.goal:9,.0f}{met}"
+    return f"{line}{workload.goal:9,.0f}{'' if speed < workload.goal else '  met'}"
+
+
+def measure_all(
+    workloads: Sequence[GpuWorkload],
+    results: dict[str, Measured],
+    peaks: dict[str, Peak],
+    *,
+    repeats: int,
+    rehearse: bool,
+    done: Callable[[Sequence[GpuWorkload]], None],
+) -> None:
+    """Enters the fastest run of each workload, and what each engine took; `done` is told when an engine is through."""
+    with tempfile.TemporaryDirectory() as folder:
+        for model, is_invariant in product((*SHAPES, PAIR), (False, True)):
+            of_model = [workload for workload in workloads if workload.model == model]
+            chosen = [workload for workload in of_model if workload.name.endswith(INVARIANT) == is_invariant]
+            if not chosen:
+                continue
+            start = time.perf_counter()
+            llm = engine(model, Path(folder), rehearse=rehearse, batch_invariant=is_invariant)
+            print(f"{model}: ready in {time.perf_counter() - start:.1f} s", file=sys.stderr)
+            Peak.begin()
+            for workload in chosen:
+                results[workload.name] = measure(llm, workload, repeats)
+                print(line_of(workload, results[workload.name].tokens_per_second), flush=True)
+            peak = Peak.since_begin(MEMORY_SHARE)
+            if peak is not None:
+                peaks[engine_of(chosen[0])] = peak
+            del llm
+            gc.collect()
+            torch.cuda.empty_cache()
+            done(chosen)
+
+
+def engine_of(workload: GpuWorkload) -> str:
+    return f"{workload.model}{INVARIANT if workload.name.endswith(INVARIANT) else ''}"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -130,37 +169,44 @@ def main(arguments: list[str] | None = None) -> None:
     }
     print(f"{'workload':<20}{'tok/s':>9}{'floor':>9}{'of it':>7}{'vLLM':>9}{'times':>7}{'goal':>9}", flush=True)
     results: dict[str, Measured] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for model, is_invariant in product((*SHAPES, PAIR), (False, True)):
-            of_model = [workload for workload in workloads if workload.model == model]
-            chosen = [workload for workload in of_model if workload.name.endswith(INVARIANT) == is_invariant]
-            if not chosen:
-                continue
-            start = time.perf_counter()
-            llm = engine(model, Path(folder), rehearse=options.rehearse, batch_invariant=is_invariant)
-            print(f"{model}: ready in {time.perf_counter() - start:.1f} s", file=sys.stderr)
+    peaks: dict[str, Peak] = {}
+
+    def done(chosen: Sequence[GpuWorkload]) -> None:
+        """Saved at once: whoever stops a long run has what it measured."""
+        if options.save is None:
+            return
+        with options.save.open("a") as file:
             for workload in chosen:
-                results[workload.name] = measure(llm, workload, options.repeats)
-                print(line_of(workload, results[workload.name].tokens_per_second), flush=True)
-            del llm
-            gc.collect()
-            torch.cuda.empty_cache()
-    for workload in workloads:
-        if workload.twin in results:
-            ratio = results[workload.name].tokens_per_second / results[workload.twin].tokens_per_second
-            print(f"{workload.name}: {ratio:.2f} of {workload.twin} (goal {workload.share})", flush=True)
+                result, peak = results[workload.name], peaks.get(engine_of(workload))
+                line = {
+                    "engine": "ramify",
+                    "workload": workload.name,
+                    "tok_s": round(result.tokens_per_second),
+                    **facts,
+                }
+                line |= result.as_dict() if workload.model == PAIR else {}
+                line |= {} if peak is None else {"peak_share": round(peak.share, 4)}
+                file.write(json.dumps(line) + "\n")
+
+    measure_all(workloads, results, peaks, repeats=options.repeats, rehearse=options.rehearse, done=done)
     pairs = [workload for workload in workloads if workload.model == PAIR]
+    tell(workloads, results, peaks)
     if pairs:
         print(table(pairs, results), flush=True)
     speeds = {name: round(result.tokens_per_second) for name, result in results.items()}
     details = {workload.name: results[workload.name].as_dict() for workload in pairs}
-    lines = [{"engine": "ramify", "workload": name, "tok_s": speed, **facts} for name, speed in speeds.items()]
-    for line in lines:
-        line.update(details.get(line["workload"], {}))
-    if options.save:
-        with options.save.open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
-    print(json.dumps({"results": speeds, "pairs": details, **facts}))
+    memory = {name: peak.as_dict() for name, peak in peaks.items()}
+    print(json.dumps({"results": speeds, "pairs": details, "memory": memory, **facts}))
+
+
+def tell(workloads: Sequence[GpuWorkload], results: Mapping[str, Measured], peaks: Mapping[str, Peak]) -> None:
+    """What compares: each control with its plain twin, each engine's memory with what it was allowed."""
+    for workload in workloads:
+        if workload.twin in results:
+            ratio = results[workload.name].tokens_per_second / results[workload.twin].tokens_per_second
+            print(f"{workload.name}: {ratio:.2f} of {workload.twin} (goal {workload.share})", flush=True)
+    for name, peak in peaks.items():
+        print(f"{name}: {peak}", flush=True)
 
 
 if __name__ == "__main__":

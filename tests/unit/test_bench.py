@@ -17,7 +17,7 @@ SETTINGS = {"optimal32": (32, 512), "optimal16x512": (16, 512), "optimal16x1024"
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(sys, "path", [str(BENCH), *sys.path])
-    for name in ("gpu_workloads", "pair_report"):
+    for name in ("gpu_workloads", "gpu_peak", "pair_report"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     spec = importlib.util.spec_from_file_location("gpu_bench", BENCH / "gpu.py")
     assert spec is not None
@@ -57,3 +57,32 @@ def test_without_a_gpu_it_says_what_can_be_run(gpu: ModuleType, capsys: pytest.C
         with pytest.raises(SystemExit):
             gpu.main(arguments)
         assert why in capsys.readouterr().err
+
+
+def test_the_peak_is_what_torch_and_all_others_take_together(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gib = 2**30
+    statistics = {"mem_get_info": (20 * gib, 140 * gib), "memory_reserved": 110 * gib}
+    statistics |= {"max_memory_reserved": 112 * gib, "max_memory_allocated": 90 * gib, "synchronize": None}
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert gpu.Peak.since_begin(0.85) is None
+    for name, value in {**statistics, "is_available": True}.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda value=value: value)
+    peak = gpu.Peak.since_begin(0.85)
+    assert (peak.beside, peak.total) == (10 * gib, 140 * gib)
+    assert peak.share == pytest.approx(122 / 140)
+    gpu.tell([], {}, {"0.6B": peak, "1.5B": gpu.Peak.since_begin(0.9)})
+    over, inside = capsys.readouterr().out.splitlines()
+    assert over.startswith("0.6B: at most 122.0 of 140.0 GiB, 0.871 of the GPU, OUTSIDE the 0.85 allowed (tensors 90.0")
+    assert ", inside the 0.9 allowed" in inside
+
+
+def test_every_control_has_its_plain_twin(gpu: ModuleType) -> None:
+    """The same prompts and outputs on the same model, but for the control."""
+    twins = {name: each.twin for name, each in gpu.WORKLOADS.items() if each.twin is not None}
+    assert {"penalties256", "bias256", "topp512", "beam64"} <= set(twins)
+    for name, twin in twins.items():
+        control, plain = gpu.WORKLOADS[name], gpu.WORKLOADS[twin]
+        for field in ("model", "num_prompts", "lengths", "n", "outputs"):
+            assert getattr(control, field) == getattr(plain, field), (name, field)
