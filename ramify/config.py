@@ -22,6 +22,7 @@ PreemptionMode = Literal["recompute", "swap"]
 LogprobsMode = Literal["raw", "processed", "both"]
 Warmup = Literal["lazy", "full"]
 GenerationConfig = Literal["auto", "none"]
+Lookup = Literal["ngram", "suffix"]
 AlphaMethod = Literal["kl_symmetry", "fixed", "entropy", "ess_balance", "kl_budget"]
 
 _GPU = re.compile(r"cuda:(0|[1-9][0-9]{0,2})")
@@ -64,6 +65,9 @@ class ModelConfig:
     tensor_parallel_size: int = setting(
         1, "ranks that share each model: heads, MLP and vocabulary; a process each, on a CPU"
     )
+    speculation: Lookup | None = setting(
+        None, "what drafts tokens ahead, which changes none: ngram or suffix (what was written before)"
+    )
     seed: int = setting(0, "the engine's seed, for requests that bring none")
 
     def __post_init__(self) -> None:
@@ -83,6 +87,8 @@ class ModelConfig:
         check.boolean("batch_invariant", self.batch_invariant)
         check.choice("generation_config", self.generation_config, get_args(GenerationConfig))
         check.integer("tensor_parallel_size", self.tensor_parallel_size, 1, MOST_RANKS)
+        if self.speculation is not None:
+            check.choice("speculation", self.speculation, get_args(Lookup))
         check.integer("seed", self.seed, SEED_LOW, SEED_HIGH)
 
     def resolve_max_model_len(self, checkpoint_len: int | None) -> int:
@@ -257,6 +263,7 @@ class EngineOptions(TypedDict, total=False):
     batch_invariant: bool
     generation_config: GenerationConfig
     tensor_parallel_size: int
+    speculation: Lookup | None
     seed: int
     block_size: int
     num_kv_blocks: int | None

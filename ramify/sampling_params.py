@@ -192,6 +192,7 @@ class SamplingParams:
     diversity_penalty: float = _option(
         0.0, "taken from a token's logit per earlier sibling or group that took it", low=0
     )
+    speculate: bool = _option(True, "draft tokens ahead, where the engine does: the same tokens, sooner")
     output_kind: OutputKind | str = _option(OutputKind.FINAL_ONLY, "final_only, delta, cumulative or growth")
     logits_processors: Sequence[LogitsProcessor] | None = _option(
         None, "functions that change logits", most=MAX_LOGITS_PROCESSORS

@@ -24,6 +24,8 @@ from ramify.device.sampler_kernels import SamplerKernels
 from ramify.device.step import DeviceStep
 from ramify.engine.blocks import BlockManager
 from ramify.engine.core import EngineCore
+from ramify.engine.drafting.drafter import Drafter
+from ramify.engine.drafting.speculation import Speculation
 from ramify.engine.plan import BlockCopy, Plan, Ticket, Work
 from ramify.engine.scheduler import Scheduler
 from ramify.sampling.mixing import Mixer
@@ -177,6 +179,7 @@ def fake_engine(
     num_models: int = 1,
     mixer: Mixer | None = None,
     kernels: SamplerKernels | None = None,
+    drafter: Drafter | None = None,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> EngineCore:
     scheduler = Scheduler(
@@ -194,6 +197,7 @@ def fake_engine(
         enable_chunked_prefill=enable_chunked_prefill,
         max_model_len=max_model_len,
         preemption_mode=preemption_mode,
+        speculation=None if drafter is None else Speculation(drafter, row_cost=0.01),
     )
     return EngineCore(
         scheduler,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,6 +69,8 @@ def generate(
         outputs = llm.generate(texts, params, use_tqdm=sys.stderr.isatty() and not json_lines)
         _show(outputs, params, json_lines=json_lines, plain=plain)
         error = next((output.error for output in outputs if output.error), None)
+    if values["speculation"] is not None and not isinstance(llm, TwoModels):
+        say(_speculation(llm.stats()))
     if draws_seed:
         say(f"seed {params.seed} (the same again: --seed {params.seed})")
     if error is not None:
@@ -83,6 +85,11 @@ def _check_view(*, json_lines: bool, plain: bool, values: dict[str, Any]) -> Non
     for flag in ("logprobs", "prompt_logprobs"):
         if plain and values[flag] is not None:
             raise InvalidInputError(f"--plain prints text alone: use --json to get {flag_of(flag)}")
+
+
+def _speculation(stats: Mapping[str, int]) -> str:
+    """What was drafted, and how much of it was right."""
+    return "{drafted_tokens} tokens were drafted ahead, {accepted_tokens} of them were drawn".format(**stats)
 
 
 def _uses_seed(params: SamplingParams) -> bool:

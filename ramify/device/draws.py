@@ -132,7 +132,8 @@ class Draws:
                 changed = range(len(members)) if going_on is None else onward.changed
                 going_on = _GoingOn(members, changed)
             asked |= onward.asked
-        if not all(map(kernels.serves, asked)) or len(tracks[0].rows) > self._max_draws:
+        is_served = all(map(kernels.serves, asked)) and len(tracks[0].rows) <= self._max_draws
+        if not is_served or any(map(_looks_at_guesses, plan.draws)):
             return self._draw_in_parts(plan.spelled_out(), tracks)
         choice = kernels.choose(asked)
         if going_on is not None and onward is not None:
@@ -156,7 +157,7 @@ class Draws:
         sources = self._sources(tracks)
         slow: Sequence[int] = range(len(draws))
         if kernels is not None:
-            served = [kernels.serves(draw.demands.choice) for draw in draws]
+            served = [kernels.serves(draw.demands.choice) and not _looks_at_guesses(draw) for draw in draws]
             quick = [index for index, is_served in enumerate(served) if is_served]
             for start in range(0, len(quick), self._max_draws):  # many children of one prompt are more than the rows
                 some = quick[start : start + self._max_draws]
@@ -167,7 +168,7 @@ class Draws:
             chosen, own = _some(draws, sources, slow)
             parts.append((slow, self._sampler.sample(own, chosen)))
         result = StepResult.of_parts(parts)
-        if self._runs_ahead:
+        if self._runs_ahead and not any(draw.presumed for draw in draws):  # else nobody goes on unseen
             # Who goes on unseen draws for itself alone: a row each.
             alone = [index for index, draw in enumerate(draws) if draw.child == draw.parent]
             self.tokens[: len(alone)] = upload([result.token_ids[index] for index in alone], self.device)
@@ -275,6 +276,11 @@ class Draws:
         """Draw by draw."""
         rows = np.asarray(source.rows, np.int64)
         return source.logits if is_in_order(rows, len(source.logits)) else source.logits[upload(rows, self.device)]
+
+
+def _looks_at_guesses(draw: Draw) -> bool:
+    """Whether its controls depend on tokens that are only drafted: kernels count what they have drawn."""
+    return draw.presumed > 0 and draw.demands.is_controlled
 
 
 def _some(

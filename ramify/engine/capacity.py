@@ -11,6 +11,12 @@ from ramify.engine.request import Request
 from ramify.engine.sequence import Sequence
 from ramify.errors import InvalidInputError
 
+# What a request that is drafted for cannot ask for, and why.
+NOT_SPECULATED = {
+    "mirostat_tau": "every draw depends on how surprising the one before it was",
+    "logits_processors": "they would be called with tokens that may never be drawn",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
@@ -23,6 +29,7 @@ class Capacity:
     block_size: int
     num_blocks: tuple[int, ...]
     has_words: bool = True  # whether it has a tokenizer that knows what bad words are
+    speculates: bool = False
 
     def check(self, request: Request) -> None:
         """Raises InvalidInputError for a request that could never be scheduled.
@@ -34,6 +41,13 @@ class Capacity:
             raise InvalidInputError("bad_words need a tokenizer, and this model has none: use logit_bias")
         if params.dry_sequence_breakers and not self.has_words:
             raise InvalidInputError("dry_sequence_breakers need a tokenizer, and this model has none: leave them out")
+        if self.speculates and params.speculate:
+            for name, why in NOT_SPECULATED.items():
+                if getattr(params, name):
+                    raise InvalidInputError(
+                        f"{name} cannot be used while the engine drafts tokens ahead (speculation), since {why}: "
+                        f"set speculate=False for this request"
+                    )
         longest = self.longest_output(request.root)
         together = params.num_together or 1
         if together > self.max_num_seqs:

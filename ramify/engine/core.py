@@ -99,6 +99,7 @@ class EngineCore:
             block_size=scheduler.managers[0].block_size,
             num_blocks=tuple(manager.num_blocks for manager in scheduler.managers),
             has_words=self.encode_words is not None,
+            speculates=scheduler.speculation is not None,
         )
 
     # -- requests --------------------------------------------------------------------------------------------
@@ -133,6 +134,8 @@ class EngineCore:
         self.requests.groups[request.request_id] = group
         self._num_arrived += 1
         self.scheduler.add(request)
+        if self.scheduler.speculation is not None:
+            self.scheduler.speculation.begin(request.request_id, demands)
         num_untold = request.num_untold
         if request.begins_with is not None:
             num_untold = max(num_untold, self.kept.begin(request.begins_with, request.root))
@@ -177,7 +180,7 @@ class EngineCore:
         try:
             self.requests.last_step = IterationStats(timestamp=self.clock())
             now, self._under_way = self._under_way or self._launch(self.scheduler.schedule()), None
-            if self.device.runs_ahead and not now.schedule.is_empty and not now.schedule.is_short:
+            if self.device.runs_ahead and self._may_run_ahead(now.schedule):
                 self._expect(now)
                 if self.scheduler.has_any_to_go_on():
                     ahead = self.scheduler.schedule(may_preempt=False)
@@ -193,6 +196,12 @@ class EngineCore:
             raise
         self._is_torn = False
         return outputs
+
+    def _may_run_ahead(self, schedule: Schedule) -> bool:
+        """Whether the step after this one can be decided now. What is guessed follows from what is known."""
+        if schedule.is_empty or schedule.is_short or schedule.num_drafted:
+            return False
+        return self.scheduler.speculation is None or self.scheduler.speculation.rests()
 
     def _launch(self, schedule: Schedule) -> Launched:
         plan, drawing = self._plan(schedule)
@@ -235,8 +244,11 @@ class EngineCore:
             output, parent = sequence.data.output_token_ids, sequence.child
             position = len(output) + sequence.num_pending
             for child in (parent,) if position else range(demands.num_first_draws):
-                draws.append(quickly(Draw, (request_id, parent, child, position, rows, demands, output)))
+                draws.append(quickly(Draw, (request_id, parent, child, position, rows, demands, output, 0)))
                 drawing.append(sequence)
+            if sequence.drafted:
+                draws += draws.pop().run_over(sequence.drafted)
+                drawing += [sequence] * len(sequence.drafted)
         onward = None if schedule.going_on is None else schedule.going_on.onward
         return Plan(schedule.works, draws, reports, onward), drawing
 

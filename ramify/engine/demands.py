@@ -109,6 +109,13 @@ class Demands:
         return self.may_run_ahead or (self.params.num_together is None and self.sampler != "full")
 
     @cached_property
+    def may_speculate(self) -> bool:
+        """Whether its tokens may be drafted: each is drawn for itself, from its seed and the tokens before it."""
+        params = self.params
+        looks_aside = params.num_together is not None or self.remembers or bool(params.logits_processors)
+        return params.speculate and not looks_aside
+
+    @cached_property
     def is_streamed(self) -> bool:
         return self.params.output_kind is not OutputKind.FINAL_ONLY
 

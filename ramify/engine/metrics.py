@@ -55,6 +55,8 @@ class IterationStats:
     timestamp: float = 0.0
     tracks: defaultdict[int, TrackCounts] = field(default_factory=_by_role)
     num_generation_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0  # drafted tokens that were drawn
     num_preempted: int = 0
     queue_times: list[float] = field(default_factory=list)
     time_to_first_tokens: list[float] = field(default_factory=list)
@@ -112,6 +114,8 @@ class EngineMetrics:
     preemptions: int = 0
     requests_finished: int = 0
     blocks_in_use_peak: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     def after(self, step: IterationStats, blocks_in_use: int) -> EngineMetrics:
         """The totals after one more step; these stay, so that no step is ever counted in part."""
@@ -126,6 +130,8 @@ class EngineMetrics:
             self.preemptions + step.num_preempted,
             self.requests_finished + len(step.finished_requests),
             max(self.blocks_in_use_peak, blocks_in_use),
+            self.drafted_tokens + step.num_drafted_tokens,
+            self.accepted_tokens + step.num_accepted_tokens,
         )
 
     @property
@@ -144,6 +150,8 @@ class EngineMetrics:
                 "prompt_tokens_computed",
                 "prompt_tokens_cached",
                 "generated_tokens",
+                "drafted_tokens",
+                "accepted_tokens",
                 "preemptions",
                 "requests_finished",
                 "blocks_in_use_peak",

@@ -30,6 +30,8 @@ class OpenRequests:
             now = self.clock()
             group.metrics = replace(group.metrics, finished_time=now)
             del self.groups[group.request.request_id]
+            if self.scheduler.speculation is not None:
+                self.scheduler.speculation.end(group.request.request_id)
             group.observe(self.last_step, now)
         return group.output()
 

@@ -101,6 +101,32 @@ class Placement:
             manager.publish(track.key, known, partial(sequence.tokens_between, track))
         return True
 
+    def place_drafted(self, sequence: Sequence, num_spare: int, schedule: Schedule) -> bool:
+        """The position that each track of a sequence lacks, and those of its drafted tokens; returns whether there was
+        room for them with so many blocks to spare: nobody gives way to a guess."""
+        count = 1 + len(sequence.drafted)
+        for model, manager in enumerate(self.managers):
+            extents = [
+                (track.key, track.num_computed, track.num_computed + count)
+                for track in sequence.tracks
+                if track.model == model
+            ]
+            if manager.num_new_blocks_of(extents) > manager.num_free - num_spare:
+                return False
+        rows = []
+        for track in sequence.tracks:
+            manager, work, start = self.managers[track.model], schedule.works[track.model], track.num_computed
+            _copies(sequence, work).extend(BlockCopy(*pair) for pair in manager.extend(track.key, start, start + count))
+            tokens = [sequence.data.output_token_ids[-1], *sequence.drafted]
+            rows.append(Row(track.model, len(work.chunks), count - 1))
+            work.chunks.append(Chunk(tokens, start, manager.table(track.key), track.key))
+            schedule.tracks[track.role].num_positions += count
+            track.num_computed = start + count
+            manager.publish(track.key, start + 1, partial(sequence.tokens_between, track))  # nothing that is a guess
+        schedule.sequences.append(ScheduledSequence(sequence, tuple(rows), True))
+        schedule.num_drafted += count - 1
+        return True
+
     def _place_chunk(self, sequence: Sequence, track: Track, count: int, schedule: Schedule) -> Row:
         manager, work = self.managers[track.model], schedule.works[track.model]
         start, end = track.num_computed, track.num_computed + count

@@ -82,7 +82,8 @@ class Draw(NamedTuple):
     """One token to draw for one child, from the logits after these rows (one for each track).
 
     Siblings that still share everything draw from the same rows. `position` is the index in the output, so that the
-    noise does not know how long the prompt was. `output` is what the child has so far.
+    noise does not know how long the prompt was. `output` is what the child has so far, and `presumed` how many of its
+    last tokens are only drafted: the draw counts if those before it draw them.
     """
 
     request_id: str
@@ -92,6 +93,24 @@ class Draw(NamedTuple):
     rows: tuple[Row, ...]
     demands: Demands
     output: Sequence[int] = ()
+    presumed: int = 0
+
+    def run_over(self, drafted: Sequence[int]) -> list[Draw]:
+        """This draw and one after each drafted token; its rows are then those after the last of them."""
+        back = len(drafted)
+        return [
+            self._replace(
+                position=self.position + count,
+                rows=tuple(row._replace(offset=row.offset - back + count) for row in self.rows),
+                output=[*self.output, *drafted[:count]],
+                presumed=count,
+            )
+            for count in range(back + 1)
+        ]
+
+    def goes_on_from(self, output: Sequence[int]) -> bool:
+        """Whether a child whose output this is has drawn all that was presumed, while draws are recorded in order."""
+        return not self.presumed or (len(output) == self.position and output[-1] == self.output[-1])
 
 
 class Asking(Protocol):

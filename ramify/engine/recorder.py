@@ -29,11 +29,19 @@ class Recorder:
             outputs += self._record_going_on(launched.schedule.going_on, result, now)
         drawn: dict[str, list[Candidates]] = {}
         faults: dict[str, str] = {}
+        grown: dict[str, Group] = {}  # by several tokens, maybe: they are told together
         for index, draw in launched.draws_one_by_one(result):
             group = self._open.groups.get(draw.request_id)
             parent = None if group is None else group.awaits(draw)
             if group is None or parent is None:
                 continue  # it ended while this step was under way
+            sequence = parent.sequence
+            if not draw.goes_on_from(sequence.output_token_ids):
+                continue  # from a token that was drafted and not drawn
+            if sequence.drafted and index not in result.faults:
+                self._take(group, parent, _continuation(draw, index, result), now)
+                grown[draw.request_id] = group
+                continue
             if draw.position and draw.demands.children_go_alone and not result.faults:
                 outputs += self._go_on(group, parent, _continuation(draw, index, result), now)
                 continue
@@ -54,7 +62,24 @@ class Recorder:
                 self._open.last_step.record_first_token(now - group.metrics.arrival_time)
             self._advance(group, candidates, now)
             outputs += self._open.due(group)
+        self._settle_drafts(launched.schedule)
+        for request_id, group in grown.items():
+            if request_id not in drawn and request_id in self._open.groups:
+                outputs += self._open.due(group)
         return outputs
+
+    def _settle_drafts(self, schedule: Schedule) -> None:
+        scheduler, stats = self._open.scheduler, self._open.last_step
+        if scheduler.speculation is None:
+            return
+        for sequence, _, caught_up in schedule.sequences:
+            if sequence.drafted:
+                num_drafted, num_accepted = scheduler.settle_draft(sequence)
+                stats.num_drafted_tokens += num_drafted
+                stats.num_accepted_tokens += num_accepted
+                scheduler.speculation.note(sequence, num_drafted, num_accepted)
+            elif caught_up:
+                scheduler.speculation.note(sequence, 0, 0)
 
     def _record_going_on(self, going_on: GoingOn, result: StepResult, now: float) -> list[RequestOutput]:
         """The tokens of those who just go on: all at once, and then only who may have ended is looked at."""
@@ -102,14 +127,17 @@ class Recorder:
 
         For 256 requests of one sample it saves the host 1.7 ms of 3.4 a step.
         """
+        self._take(group, child, token, now)
+        has_ended = child.finish_reason is not None
+        return self._open.due(group) if has_ended or group.demands.is_streamed else []
+
+    def _take(self, group: Group, child: Child, token: Continuation, now: float) -> None:
         latency = group.append(child, token, now)
         self._open.last_step.num_generation_tokens += 1
         if latency is not None:
             self._open.last_step.inter_token_latencies.append(latency)
-        has_ended = child.finish_reason is not None
-        if has_ended:
+        if child.finish_reason is not None:
             self._open.leave(group, child.sequence)
-        return self._open.due(group) if has_ended or group.demands.is_streamed else []
 
     def _advance(self, group: Group, candidates: list[Candidates], now: float) -> None:
         changes = group.advance(candidates, now)

@@ -55,6 +55,7 @@ class Schedule:
     sequences: list[ScheduledSequence] = field(default_factory=list)  # but for those who just go on
     going_on: GoingOn | None = None
     num_preempted: int = 0
+    num_drafted: int = 0  # tokens, of all sequences
     is_short: bool = False  # some found no room, and nobody could be preempted
     tracks: defaultdict[int, TrackCounts] = field(default_factory=lambda: defaultdict(TrackCounts))  # by role
     num_cached_tokens: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))  # by request

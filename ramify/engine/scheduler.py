@@ -10,19 +10,23 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence as Items
+from functools import partial
 
 from ramify.config import PreemptionMode
 from ramify.engine.blocks import BlockManager
 from ramify.engine.cohort import Cohort
 from ramify.engine.demands import Demands
+from ramify.engine.drafting.speculation import Speculation
 from ramify.engine.gang import Gang
 from ramify.engine.placement import ONE, Placement
 from ramify.engine.plan import Work
 from ramify.engine.request import Request
 from ramify.engine.schedule import Schedule
 from ramify.engine.search.child import Child
-from ramify.engine.sequence import Order, Sequence, SequenceStatus
+from ramify.engine.sequence import Order, Sequence, SequenceStatus, Track
 from ramify.engine.shared_reads import SharedReads
+
+FEWEST_DRAWS = 32  # that a step has room for, however few sequences may run
 
 
 class Scheduler:
@@ -35,6 +39,7 @@ class Scheduler:
         max_model_len: int,
         enable_chunked_prefill: bool = True,
         preemption_mode: PreemptionMode = "recompute",
+        speculation: Speculation | None = None,
     ) -> None:
         self.managers = managers
         self.max_num_seqs = max_num_seqs
@@ -42,6 +47,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.enable_chunked_prefill = enable_chunked_prefill
         self.preemption_mode = preemption_mode
+        self.speculation = speculation
         self._num_arrived = 0
         self._placement = Placement(managers)
         self._shared_reads = [SharedReads(manager) for manager in managers]
@@ -52,6 +58,8 @@ class Scheduler:
         self._forget_sequences()
         for manager in self.managers:
             manager.reset()
+        if self.speculation is not None:
+            self.speculation.reset()
 
     def _forget_sequences(self) -> None:
         self.running: list[Gang] = []  # both lists stand in order
@@ -114,8 +122,12 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Frees everything a sequence holds, at once, in whatever state it is."""
         for track in sequence.tracks:
+            if sequence.drafted:  # what it drew of them is computed, and may be found
+                self._publish(sequence, track, sequence.num_tokens(track) - 1)
             self.managers[track.model].release(track.key)
             self._shared_reads[track.model].leave(track.key)
+        if self.speculation is not None:
+            self.speculation.forget(sequence)
         gang = self._gang_of.pop(sequence.seq_id, None)
         if gang is None:
             return
@@ -167,9 +179,13 @@ class Scheduler:
             schedule, shares = self._share_budget()
         if len(self._cohort):
             schedule.going_on = self._cohort.go_on(schedule.works[0].copies)
+        elif self.speculation is not None and may_preempt:
+            self._draft(self.speculation, schedule, shares)
         num_decodes = len(self._cohort)
         for gang in list(self._loose):
             if gang not in shares or (schedule.num_preempted and gang.status is not SequenceStatus.RUNNING):
+                continue
+            if gang.sequences[0].drafted and self._place_draft(gang, schedule):
                 continue
             if shares[gang] == ONE and self._placement.place_decode(gang.sequences[0], schedule):
                 num_decodes += 1
@@ -187,6 +203,38 @@ class Scheduler:
             work.swaps_out = list({copy.target: copy for copy in work.swaps_out}.values())
             work.shared = shared_reads.find(work.chunks, onward)
         return schedule
+
+    def _draft(self, speculation: Speculation, schedule: Schedule, shares: dict[Gang, list[int]]) -> None:
+        """Guesses for those who lack one position. They take up to half of what the step has left: others may come."""
+        able = [
+            gang.sequences[0]
+            for gang in self._loose
+            if set(shares.get(gang, ())) == {1} and len(gang.sequences) == 1 and gang.sequences[0].output_token_ids
+        ]
+        num_rows, num_tracks = len(able), len(able[0].tracks) if able else 1
+        budget = min(schedule.budget // 2 // num_tracks, max(self.max_num_seqs, FEWEST_DRAWS) - num_rows)
+        speculation.draft(able, num_rows=num_rows, budget=budget)
+        schedule.budget -= num_tracks * sum(len(sequence.drafted) for sequence in able)
+
+    def _place_draft(self, gang: Gang, schedule: Schedule) -> bool:
+        """Returns whether there was room; else it goes on without."""
+        sequence = gang.sequences[0]
+        if self._placement.place_drafted(sequence, len(self.running), schedule):
+            return True
+        schedule.budget += len(sequence.drafted) * len(sequence.tracks)
+        sequence.drafted = ()
+        return False
+
+    def settle_draft(self, sequence: Sequence) -> tuple[int, int]:
+        """Once its tokens are known. Returns how many were drafted, and how many of these were drawn."""
+        num_drafted, num_accepted = len(sequence.drafted), sequence.end_draft()
+        if not sequence.is_finished():
+            for track in sequence.tracks:
+                self._publish(sequence, track, track.num_computed)
+        return num_drafted, num_accepted
+
+    def _publish(self, sequence: Sequence, track: Track, num_computed: int) -> None:
+        self.managers[track.model].publish(track.key, num_computed, partial(sequence.tokens_between, track))
 
     def _has_room_for_all(self, shares: dict[Gang, list[int]]) -> bool:
         """Whether the cohort and all others find their blocks, whoever takes them first."""
@@ -297,6 +345,8 @@ class Scheduler:
 
     def _preempt(self, gang: Gang, schedule: Schedule) -> None:
         schedule.num_preempted += 1
+        for sequence in gang.sequences:
+            sequence.drafted = ()
         if gang.status is not SequenceStatus.RUNNING:
             self._placement.forget(gang)
             return

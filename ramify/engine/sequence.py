@@ -6,6 +6,7 @@ Prefill and decode are not states: a track's `num_computed` catches up with its 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Items
 from enum import Enum
 
 from ramify.engine.plan import PENDING
@@ -111,6 +112,7 @@ class Sequence:
         "_status",
         "child",
         "data",
+        "drafted",
         "is_blocked",
         "num_pending",
         "num_told",
@@ -144,6 +146,7 @@ class Sequence:
         self.stop_reason: int | str | None = None
         self.num_told: int | None = None  # of its last prompt positions, how many are reported; None: all
         self.num_pending = 0  # tokens drawn in a step under way: 0 or 1
+        self.drafted: Items[int] = ()  # what the step under way computes behind its tokens, as a guess
         self.is_blocked = False  # what follows depends on the step under way: nothing is scheduled before it is known
         self.order: Order = (0, 0, child)  # who goes first: the lower
         self._status = SequenceStatus.WAITING
@@ -213,6 +216,19 @@ class Sequence:
         else:
             tokens = prompt[start:end] + self.data.output_token_ids[: max(0, end - shift)]
         return [*tokens, PENDING] if self.num_pending and len(tokens) == end - start - 1 else tokens
+
+    def end_draft(self) -> int:
+        """Once the tokens drawn in a step are known: what was guessed wrong counts as never computed.
+
+        Returns how many drafted tokens were drawn.
+        """
+        num_output, num_drafted = len(self.data.output_token_ids), len(self.drafted)
+        first = self.tracks[0]
+        num_before = first.num_computed - len(first.prompt_token_ids) - num_drafted
+        for track in self.tracks:
+            track.num_computed = len(track.prompt_token_ids) + num_output - 1
+        self.drafted = ()
+        return max(0, num_output - num_before - 1)
 
     # -- the documents' names --------------------------------------------------------------------------------
 

@@ -112,6 +112,7 @@ class Facts(Part):
     block_size: int
     num_blocks: tuple[int, ...]
     has_words: bool
+    speculates: bool
 
 
 class Ready(Message):

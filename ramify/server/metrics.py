@@ -20,6 +20,8 @@ _COUNTERS = (
     ("prompt_tokens_computed", "ramify_prompt_tokens_computed", "Prompt tokens that were computed."),
     ("prompt_tokens_cached", "ramify_prompt_tokens_cached", "Prompt tokens found in the prefix cache."),
     ("generated_tokens", "ramify_generated_tokens", "Tokens drawn, those of losers and aborted requests included."),
+    ("drafted_tokens", "ramify_drafted_tokens", "Tokens that were drafted ahead (speculation)."),
+    ("accepted_tokens", "ramify_accepted_tokens", "Drafted tokens that were then drawn."),
     ("preemptions", "ramify_preemptions", "Times a sequence gave up its blocks for others."),
 )
 _GAUGES = (

@@ -45,6 +45,7 @@ def test_every_option_has_its_documented_default() -> None:
         "batch_invariant": False,
         "generation_config": "auto",
         "tensor_parallel_size": 1,
+        "speculation": None,
         "seed": 0,
         "block_size": 16,
         "num_kv_blocks": None,
