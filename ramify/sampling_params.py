@@ -147,7 +147,7 @@ class SamplingParams:
     )
     seed: int | None = _option(None, "same seed, same prompt, same tokens", low=SEED_LOW, high=SEED_HIGH)
     child: int = _option(
-        0, "with a seed: the sample that n would give this index, as a request of its own", low=0, high=MAX_SAMPLES - 1
+        0, "with a seed: the number of the first sample, as a larger n would count them", low=0, high=MAX_SAMPLES - 1
     )
     stop: str | Sequence[str] | None = _option(
         None, "end where this text, or one of several, appears", most=MAX_STOP_STRINGS, longest=MAX_STOP_LENGTH
@@ -327,11 +327,15 @@ class SamplingParams:
             self._refuse_deltas("best_of > n ranks outputs when all have ended")
 
     def _check_child(self) -> None:
-        if self.child and self.num_samples > 1:
+        if self.child and self.num_samples > 1 and self.resolved_strategy is not SamplingStrategy.PARALLEL:
             name = "n" if self.best_of is None else "best_of"
             raise InvalidInputError(
-                f"child names one sample of many, so it goes with n = 1: got child {self.child} and "
-                f"{name} {self.num_samples}"
+                f"child names samples that go their own ways, and strategy {self.resolved_strategy.value!r} looks at "
+                f"all of a set: got child {self.child} and {name} {self.num_samples}"
+            )
+        if self.child + self.num_samples > MAX_SAMPLES:
+            raise InvalidInputError(
+                f"child + n must be at most {MAX_SAMPLES}, got {self.child} + {self.num_samples}"
             )
         if self.child and self.seed is None:
             raise InvalidInputError(f"child names one of a seed's samples: give the seed too, got child {self.child}")

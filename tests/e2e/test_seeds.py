@@ -134,6 +134,8 @@ def test_child_i_is_the_same_whatever_n_is(mix: dict[str, Any]) -> None:
     }
     assert children[64][:4] == children[4]
     assert children[4][:1] == children[1]
+    later = SamplingParams(n=4, child=60, seed=7, max_tokens=10, **mix)
+    assert tokens_of(finish(engine(), [(PROMPT, later)])[0]) == children[64][60:]
 
 
 @pytest.mark.parametrize("mix", MIXES, ids=MIX_NAMES)

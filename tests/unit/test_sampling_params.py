@@ -315,11 +315,17 @@ def test_a_biased_token_id_too_long_to_print_meets_no_other_error_than_ours() ->
 # -- values that must fit each other -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("many", [{"n": 2}, {"best_of": 2}, {"n": 2, "strategy": "diverse"}], ids=str)
-def test_a_child_is_one_sample_of_a_seed(many: dict[str, Any]) -> None:
-    assert "goes with n = 1: got child 3" in assert_refused("child", child=3, seed=7, **many)
+@pytest.mark.parametrize("many", [{"best_of": 2}, {"n": 2, "strategy": "diverse"}], ids=str)
+def test_a_child_names_samples_that_go_their_own_ways(many: dict[str, Any]) -> None:
+    assert "looks at all of a set: got child 3" in assert_refused("child", child=3, seed=7, **many)
     assert "give the seed too" in assert_refused("child", child=3)
     assert SamplingParams(child=0, seed=7, **many).child == 0, "no child named: all of them"
+
+
+def test_samples_may_be_counted_from_a_child_on() -> None:
+    assert SamplingParams(n=2, child=3, seed=7).child == 3
+    assert SamplingParams(n=2, child=16_382, seed=7).n == 2
+    assert "child + n" in assert_refused("child", n=3, child=16_382, seed=7)
 
 
 def test_best_of_below_n_is_refused() -> None:
