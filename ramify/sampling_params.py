@@ -334,9 +334,7 @@ class SamplingParams:
                 f"all of a set: got child {self.child} and {name} {self.num_samples}"
             )
         if self.child + self.num_samples > MAX_SAMPLES:
-            raise InvalidInputError(
-                f"child + n must be at most {MAX_SAMPLES}, got {self.child} + {self.num_samples}"
-            )
+            raise InvalidInputError(f"child + n must be at most {MAX_SAMPLES}, got {self.child} + {self.num_samples}")
         if self.child and self.seed is None:
             raise InvalidInputError(f"child names one of a seed's samples: give the seed too, got child {self.child}")
 

@@ -47,6 +47,16 @@ class Child:
     stop_reason: StopReason = None
     sent_characters: int = 0
     sent_tokens: int = 0
+    behind: list[int] | None = None  # the tokens that an earlier try had shown, until they are there again
+
+    def repeats(self) -> bool:
+        """Whether the last token, which was drawn again, is the one that was shown."""
+        assert self.behind is not None
+        place = len(self.token_ids) - 1
+        is_same = self.token_ids[place] == self.behind[place]
+        if place + 1 == len(self.behind):
+            self.behind = None
+        return is_same
 
     def completion(
         self, decode: Decode | None, params: SamplingParams, *, is_mixed: bool, delta: bool = False
@@ -74,7 +84,9 @@ class Child:
 
 
 class Assembly:
-    def __init__(self, request: Request, codec: TextCodec) -> None:
+    """`earlier` is that of a try that broke off: what it has shown is not shown again, once it is drawn again."""
+
+    def __init__(self, request: Request, codec: TextCodec, earlier: Assembly | None = None) -> None:
         self.request = request
         self._codec = codec
         self._params = request.sampling_params
@@ -90,6 +102,17 @@ class Assembly:
         self._num_cached_tokens = 0
         self._error: str | None = None
         self._finished = False
+        self._shown = {} if earlier is None else earlier.shown
+        self.divergence: str | None = None  # why it cannot go on where the earlier try ended
+
+    @property
+    def shown(self) -> dict[int, Child]:
+        """What outputs have told of, by child; the longest that any try has told of."""
+        told = dict(self._shown)
+        for number, child in self._children.items():
+            if number not in told or len(child.token_ids) > len(told[number].token_ids):
+                told[number] = child
+        return told
 
     # -- token by token ----------------------------------------------------------------------------------------------
 
@@ -110,6 +133,12 @@ class Assembly:
         """A child takes a token, which may be its last."""
         child = self._children.get(number) or self._child(number)
         child.token_ids.append(token_id)
+        if child.behind is not None and not child.repeats():
+            self.divergence = (
+                "the engine that drew this stream has ended, and another one draws it differently: the logits of "
+                f"sample {number} are too close at token {len(child.token_ids) - 1}. Ask again; batch_invariant=True "
+                "rules it out"
+            )
         child.cumulative_logprob += logprob
         if report is not None:
             child.reports.append(report)
@@ -129,9 +158,11 @@ class Assembly:
                 child.finish_reason, child.stop_reason = reason, stop_reason
                 child.text.end(may_stop=False)
 
-    def told(self) -> RequestOutput:
-        """What is due after the tokens of a step."""
+    def told(self) -> RequestOutput | None:
+        """What is due after the tokens of a step; None while they only repeat what was shown."""
         children = self._children
+        if self._shown and not self._has_caught_up:
+            return None
         if len(children) > 1:  # the first draw makes all of them, not always in their order
             children = {number: children[number] for number in sorted(children)}
         if self._is_ranked_here:
@@ -140,10 +171,21 @@ class Assembly:
             samples = [self._completion(child, delta=self._is_delta) for child in children.values()]
         return self._output(samples)
 
+    @property
+    def _has_caught_up(self) -> bool:
+        """Whether every child is as long again as it was shown."""
+        return self._finished or all(
+            number in self._children and self._children[number].behind is None for number in self._shown
+        )
+
     def _child(self, number: int) -> Child:
         child = self._children.get(number)
         if child is None:
             child = self._children[number] = Child(number, self._codec.make_stream(self._params))
+            before = self._shown.get(number)
+            if before is not None and before.token_ids:
+                child.behind = before.token_ids
+                child.sent_characters, child.sent_tokens = before.sent_characters, before.sent_tokens
         return child
 
     def _completion(self, child: Child, *, delta: bool = False) -> CompletionOutput:

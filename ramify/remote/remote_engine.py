@@ -3,7 +3,7 @@
 event loop                            reader's thread of the link
   submit(request) ---- Add ----->
   abort(request_id) -- Abort --->
-  RequestStream <--- mailroom ------    Told: tokens become outputs here (`remote/assembly.py`)
+  RequestStream <--- mailroom ------    Told: tokens become outputs here (`remote/correspondence.py`)
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import asyncio
 import atexit
 import threading
 from collections.abc import Callable
-from itertools import count
 
 from ramify.drive.mailroom import Mailroom, RequestStream
 from ramify.engine.capacity import Capacity
@@ -20,9 +19,10 @@ from ramify.engine.observations import EngineState
 from ramify.engine.request import Request
 from ramify.errors import EngineBusyError, EngineClosedError, EngineLostError, InvalidInputError, RamifyError
 from ramify.remote.assembly import Assembly
+from ramify.remote.correspondence import Correspondence
 from ramify.remote.link import Link
-from ramify.remote.messages import Abort, Failed, Soundness, Told, floats_of, integers_of
-from ramify.remote.packing import add_of, check_crosses, own_error_of, report_of
+from ramify.remote.messages import Failed, Soundness, Told
+from ramify.remote.packing import check_crosses
 from ramify.text.codec import TextCodec
 
 
@@ -32,15 +32,11 @@ class RemoteEngine:
     def __init__(self, link: Link, model: int, codec: TextCodec, capacity: Capacity) -> None:
         self._link = link
         self._model = model
-        self._codec = codec
         self.capacity = capacity
         self._lock = threading.Lock()
         self.room = Mailroom(self._lock)
-        self._numbers = count()
-        self._number_of: dict[str, int] = {}
-        self._assemblies: dict[int, Assembly] = {}
+        self._letters = Correspondence(link, model, codec, deliver=self.room.deliver, fail=self._fail, lose=self._lost)
         self._accepts = True
-        self._is_sound = True
         self._last_state: EngineState | None = None
         atexit.register(self.stop)
 
@@ -54,7 +50,7 @@ class RemoteEngine:
     @property
     def is_sound(self) -> bool:
         """Whether it takes requests and its last step did not fail."""
-        return self._accepts and self._is_sound and self._link.error is None
+        return self._accepts and self._letters.is_sound and self._link.error is None
 
     def when_lost(self, listener: Callable[[EngineLostError], None]) -> None:
         """Calls it, from another thread, if the engine's process ends before it is asked to."""
@@ -88,21 +84,16 @@ class RemoteEngine:
         """Queues a request made by an intake; call it inside an event loop."""
         self.check_thread()
         check_crosses(request.sampling_params)
-        number = next(self._numbers)
-        add = add_of(self._model, number, request)
         with self._lock:
             if self._link.error is not None and self._accepts:
                 raise self._link.error
             if not self._accepts:
                 raise EngineClosedError("the engine has been shut down")
             mailbox = self.room.open(request)
-            self._number_of[request.request_id] = number
-            self._assemblies[number] = Assembly(request, self._codec)
             try:
-                self._link.send(add)
+                self._letters.send(request)
             except BaseException:
-                del self.room.mailboxes[request.request_id], self._number_of[request.request_id]
-                del self._assemblies[number]
+                del self.room.mailboxes[request.request_id]
                 raise
         return RequestStream(self, mailbox)
 
@@ -111,9 +102,7 @@ class RemoteEngine:
 
         Takes no lock, since Python may call it from a destructor at any moment.
         """
-        number = self._number_of.get(request_id)
-        if number is not None:
-            self._link.send(Abort(self._model, number))
+        self._letters.abort(request_id)
 
     def abort_all(self) -> None:
         for request_id in list(self.room.mailboxes):
@@ -147,58 +136,15 @@ class RemoteEngine:
     # -- the reader's thread -------------------------------------------------------------------------------------------
 
     def receive(self, message: Told | Failed | Soundness) -> None:
-        match message:
-            case Told():
-                self._is_sound = True
-                self._take(message)
-            case Failed():
-                error = own_error_of(message.kind, message.text)
-                self._forget(message.numbers, error)
-            case Soundness():
-                self._is_sound = message.is_sound
+        self._letters.receive(message)
 
     def lose(self, error: EngineLostError) -> None:
         with self._lock:  # who submits holds it, and has either seen the loss or is among these
-            numbers = list(self._assemblies)
-        self._forget(numbers, error if self._accepts else EngineClosedError("the engine has been shut down"))
+            pass
+        self._letters.lose(error)
 
-    def _take(self, told: Told) -> None:
-        """Outputs of all requests that the step did something for, in the order of their first tokens."""
-        for begun in told.begun:
-            if begun.number in self._assemblies:
-                self._assemblies[begun.number].begin(begun)
-        reports, mixtures = dict(told.reports), dict(told.mixtures)
-        ends = {row: (reason, stop_reason) for row, reason, stop_reason in told.ends}
-        grown: dict[int, Assembly] = {}
-        columns = (integers_of(told.numbers), integers_of(told.children), integers_of(told.token_ids))
-        for row, (number, child, token_id, logprob) in enumerate(zip(*columns, floats_of(told.logprobs), strict=True)):
-            assembly = self._assemblies.get(number)
-            if assembly is None:
-                continue
-            report = report_of(reports[row]) if row in reports else None
-            assembly.take(child, token_id, logprob, report=report, mixture=mixtures.get(row), end=ends.get(row))
-            grown[number] = assembly
-        outputs = []
-        for message in told.outputs:
-            assembly = self._assemblies.get(message.number)
-            if assembly is None:
-                continue
-            if message.finished:
-                del self._assemblies[message.number]
-                self._number_of.pop(assembly.request.request_id, None)
-            if assembly.is_told:
-                assembly.end(message)
-                grown[message.number] = assembly
-            else:
-                outputs.append(assembly.whole(message))
-        outputs += [assembly.told() for assembly in grown.values()]
-        self.room.deliver(outputs)
+    def _lost(self, assemblies: list[Assembly], error: EngineLostError) -> None:
+        self._fail(assemblies, error if self._accepts else EngineClosedError("the engine has been shut down"))
 
-    def _forget(self, numbers: list[int], error: RamifyError) -> None:
-        mailboxes = []
-        for number in numbers:
-            assembly = self._assemblies.pop(number, None)
-            if assembly is not None:
-                self._number_of.pop(assembly.request.request_id, None)
-                mailboxes.append(self.room.mailboxes[assembly.request.request_id])
-        self.room.fail(mailboxes, error)
+    def _fail(self, assemblies: list[Assembly], error: RamifyError) -> None:
+        self.room.fail([self.room.mailboxes[assembly.request.request_id] for assembly in assemblies], error)
