@@ -30,6 +30,7 @@ DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_MAX_MODEL_LEN = 2048
 LARGEST_MODEL_LEN = 2**24
 MOST_RANKS = 64
+MOST_REPLICAS = 64
 SEED_LOW, SEED_HIGH = -(2**63), 2**64 - 1
 
 
@@ -68,6 +69,10 @@ class ModelConfig:
     speculation: Lookup | None = setting(
         None, "what drafts tokens ahead, which changes none: ngram or suffix (what was written before)"
     )
+    data_parallel_size: int = setting(
+        1,
+        "engines that each hold the whole model and share the requests: a process each, one a GPU or a share of cores",
+    )
     seed: int = setting(0, "the engine's seed, for requests that bring none")
 
     def __post_init__(self) -> None:
@@ -89,6 +94,7 @@ class ModelConfig:
         check.integer("tensor_parallel_size", self.tensor_parallel_size, 1, MOST_RANKS)
         if self.speculation is not None:
             check.choice("speculation", self.speculation, get_args(Lookup))
+        check.integer("data_parallel_size", self.data_parallel_size, 1, MOST_REPLICAS)
         check.integer("seed", self.seed, SEED_LOW, SEED_HIGH)
 
     def resolve_max_model_len(self, checkpoint_len: int | None) -> int:
@@ -264,6 +270,7 @@ class EngineOptions(TypedDict, total=False):
     generation_config: GenerationConfig
     tensor_parallel_size: int
     speculation: Lookup | None
+    data_parallel_size: int
     seed: int
     block_size: int
     num_kv_blocks: int | None

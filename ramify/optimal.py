@@ -233,18 +233,8 @@ class OptimalSampling:
 
         If both models are one checkpoint, they share one cache, whose blocks are then reported for both.
         """
-        managers = self.core.scheduler.managers
-        counters = {"engine": self.core.stats()}
-        for role, name in enumerate(("teacher", "theta")):
-            counts, manager = self.core.metrics.tracks[role], managers[min(role, len(managers) - 1)]
-            counters[name] = {
-                "positions_computed": counts.num_positions,
-                "prompt_tokens_computed": counts.num_prompt_tokens,
-                "prompt_tokens_cached": counts.num_cached_tokens,
-                "blocks_total": manager.num_blocks,
-                "blocks_in_use": manager.num_in_use,
-            }
-        return counters
+        teacher, theta = self.core.model_stats()
+        return {"engine": self.core.stats(), "teacher": teacher, "theta": theta}
 
     def reset_prefix_cache(self) -> None:
         """Empties the prefix caches of both models."""

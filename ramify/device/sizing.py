@@ -43,12 +43,13 @@ def num_blocks(
     num_tracks: int,
     max_num_seqs: int,
     max_model_len: int,
+    num_replicas: int = 1,
     measure_gpu: Callable[[], GpuMemory] | None = None,
 ) -> int:
     """What the config says, else what memory allows, but never more than all sequences at full length could fill.
 
     Every model gets this many. A sequence grows by one position in each of its tracks, so the caches run out together.
-    `measure_gpu` is asked only where it matters; None: the models are on a CPU.
+    `measure_gpu` is asked only where it matters; None: the models are on a CPU, whose memory all replicas share.
     """
     if cache.num_kv_blocks is not None:
         return cache.num_kv_blocks
@@ -57,7 +58,7 @@ def num_blocks(
     block_bytes = sharers * _bytes_of_blocks(cache, decoders)
     most = max_num_seqs * -(-max_model_len // cache.block_size) * (num_tracks // len(decoders))
     if measure_gpu is None:
-        fitting = kv_pool_bytes(free_memory()) // block_bytes
+        fitting = kv_pool_bytes(free_memory() // num_replicas) // block_bytes
         if fitting < 1:
             raise InvalidInputError(
                 f"no memory is left for KV blocks of {block_bytes} bytes: lower block_size, or set num_kv_blocks"

@@ -64,7 +64,9 @@ class Engine(Generic[Kind]):
     team: Team | None = None  # the other ranks, where the models are shared
 
 
-def build_engine(config: EngineConfig, say: Callable[[str], None]) -> Engine[Intake]:
+def build_engine(config: EngineConfig, say: Callable[[str], None], *, is_replica: bool = False) -> Engine[Intake]:
+    """One engine: where there are to be several, one of them."""
+    _check_alone(config, is_replica=is_replica)
     loader = ModelLoader(config, say)
     prepared = PreparedModel(config, loader)
     packing = _cpu_packing(config, say)
@@ -91,8 +93,10 @@ def build_pair(
     system_prompts: tuple[str | None, str | None] = (None, None),
     enable_chat_template: bool = False,
     say: Callable[[str], None],
+    is_replica: bool = False,
 ) -> Engine[PairIntake]:
     """Both configurations differ in their model alone; where they name the same files, those are loaded once."""
+    _check_alone(teacher, is_replica=is_replica)
     prepared = PreparedPair(
         teacher,
         [ModelLoader(config, say) for config in (teacher, theta)],
@@ -120,6 +124,14 @@ def build_pair(
         say=say,
     )
     return Engine(teacher, tuple(decoders), codec, core, prepared.intake(core.check), min(lengths), team)
+
+
+def _check_alone(config: EngineConfig, *, is_replica: bool) -> None:
+    if config.model_config.data_parallel_size > 1 and not is_replica:
+        raise UnsupportedError(
+            f"data_parallel_size must be 1 here, got {config.model_config.data_parallel_size}: this is one engine in "
+            "this process"
+        )
 
 
 def _load(loaders: Sequence[ModelLoader], packing: PanelPacking | None, team: Team | None) -> list[Decoder]:
@@ -175,6 +187,7 @@ def _assemble(
         num_tracks=largest.num_tracks,
         max_num_seqs=limits.max_num_seqs,
         max_model_len=max_model_len,
+        num_replicas=config.model_config.data_parallel_size,
         measure_gpu=partial(measure, make_step, decoders, largest) if on_gpu else None,
     )
     host_blocks = num_host_blocks(cache, decoders) if limits.preemption_mode == "swap" else 0

@@ -6,11 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from itertools import islice
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from tqdm import tqdm
 
-from ramify.engine.core import EngineCore
 from ramify.engine.request import Request
 from ramify.errors import EngineBusyError
 from ramify.outputs import RequestOutput
@@ -21,6 +20,21 @@ SECONDS_BETWEEN_REFRESHES = 0.5
 Result = TypeVar("Result")
 
 
+class Driven(Protocol):
+    """What calls drive: an EngineCore, or several engines in its place."""
+
+    @property
+    def generated_tokens(self) -> int: ...
+
+    def add_request(self, request: Request) -> None: ...
+
+    def abort(self, request_id: str) -> object: ...
+
+    def has_unfinished(self) -> bool: ...
+
+    def step(self) -> list[RequestOutput]: ...
+
+
 class Calls:
     """The plain calls of one engine. Each has the engine to itself, and others wait until it has ended.
 
@@ -29,7 +43,7 @@ class Calls:
     refused.
     """
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: Driven) -> None:
         self._core = core
         # Taken by a plain `with` only: no signal can come between a lock and its `with`, so none can leave it taken.
         self._turn = threading.Lock()
@@ -128,9 +142,9 @@ class Calls:
 class _Progress:
     """A progress bar of prompts that also shows tokens per second, refreshed even while no prompt ends."""
 
-    def __init__(self, core: EngineCore, total: int, *, visible: bool) -> None:
+    def __init__(self, core: Driven, total: int, *, visible: bool) -> None:
         self._core = core
-        self._before = core.metrics.generated_tokens
+        self._before = core.generated_tokens
         self._bar = tqdm(total=total, desc="Prompts", unit="prompt", disable=not visible)
         self._start = self._shown = time.monotonic()
 
@@ -144,7 +158,7 @@ class _Progress:
         now = time.monotonic()
         if self._bar.disable or not (num_ended or now - self._shown > SECONDS_BETWEEN_REFRESHES):
             return
-        speed = (self._core.metrics.generated_tokens - self._before) / max(now - self._start, 1e-9)
+        speed = (self._core.generated_tokens - self._before) / max(now - self._start, 1e-9)
         self._bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=not num_ended)
         self._bar.update(num_ended)
         self._shown = now

@@ -14,7 +14,7 @@ from ramify.engine.capacity import Capacity
 from ramify.engine.demands import Demands
 from ramify.engine.kept import KeptPrefixes
 from ramify.engine.launched import Launched
-from ramify.engine.metrics import EngineMetrics, IterationStats
+from ramify.engine.metrics import EngineMetrics, IterationStats, TrackCounts
 from ramify.engine.open_requests import OpenRequests
 from ramify.engine.plan import Draw, Plan, PromptReport, Row, Ticket, quickly
 from ramify.engine.recorder import Recorder
@@ -122,7 +122,9 @@ class EngineCore:
         demands = Demands(
             params,
             number=number,
-            seed=params.seed if params.seed is not None else request_seed(self.seed, number),
+            seed=next(
+                seed for seed in (params.seed, request.seed, request_seed(self.seed, number)) if seed is not None
+            ),
             prompts=tuple(track.prompt_token_ids for track in request.root.tracks),
             eos_token_ids=self.eos_token_ids,
             bad_words=self._words(params.bad_words),
@@ -307,6 +309,29 @@ class EngineCore:
             "running": self.scheduler.num_running,
             "waiting": self.scheduler.num_waiting,
         }
+
+    @property
+    def generated_tokens(self) -> int:
+        """Since the start."""
+        return self.metrics.generated_tokens
+
+    def model_stats(self) -> list[dict[str, int]]:
+        """What was computed for each track of a sequence (a teacher's, a student's), and the cache that it is in.
+
+        Tracks of one checkpoint share one cache, whose blocks are then told for both.
+        """
+        managers, tracks = self.scheduler.managers, self.metrics.tracks
+        return [
+            {
+                "positions_computed": counts.num_positions,
+                "prompt_tokens_computed": counts.num_prompt_tokens,
+                "prompt_tokens_cached": counts.num_cached_tokens,
+                "blocks_total": manager.num_blocks,
+                "blocks_in_use": manager.num_in_use,
+            }
+            for role in (0, 1)
+            for counts, manager in [(tracks.get(role, TrackCounts()), managers[min(role, len(managers) - 1)])]
+        ]
 
 
 def _prompt_reports(

@@ -79,3 +79,5 @@ class EngineState:
     stats: dict[str, int]
     num_unfinished: int  # requests, of everybody who uses it
     observations: Observations
+    models: list[dict[str, int]] = field(default_factory=list)  # what each model computed for its tracks
+    replicas: list[dict[str, int]] = field(default_factory=list)  # where several engines are one: the stats of each

@@ -32,6 +32,7 @@ class Request:
         keeps: bool = False,
         next_token_id: int | None = None,
         num_told: int | None = None,
+        seed: int | None = None,
     ) -> None:
         if prompt_token_ids is None:
             raise InvalidInputError(f"request {request_id!r} has no prompt_token_ids")
@@ -43,6 +44,7 @@ class Request:
         self.begins_with = begins_with
         self.keeps = keeps
         self.next_token_id = next_token_id
+        self.seed = seed  # where its parameters name none: of whoever gives requests to several engines
         self.root = Sequence(
             f"{request_id}-0", prompt_token_ids, request_id=request_id, sampling_params=self.sampling_params
         )

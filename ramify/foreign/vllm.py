@@ -52,7 +52,6 @@ ENGINE_OPTIONS: dict[str, Foreign] = {
     "tokenizer_pool_type": _ANY,
     # several devices
     "pipeline_parallel_size": Foreign(_ONE_DEVICE, (1,)),
-    "data_parallel_size": Foreign("start one process per device", (1,)),
     "decode_context_parallel_size": Foreign(_ONE_DEVICE, (1,)),
     "prefill_context_parallel_size": Foreign(_ONE_DEVICE, (1,)),
     "enable_expert_parallel": Foreign(_ONE_DEVICE, (False,)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ramify.errors import EngineLostError, RamifyError
@@ -26,15 +28,24 @@ def started_early(wanted: bool | None) -> EngineProcess | None:
     return EngineProcess() if wanted or (wanted is None and _GPU.exists()) else None
 
 
+@dataclass(frozen=True, slots=True)
+class CoreShare:
+    """What a process may use of a CPU: so many threads, on these cores (none named: on any)."""
+
+    threads: int
+    cores: frozenset[int] = frozenset()
+
+
 class EngineProcess:
     """Starts at once and imports what an engine needs, so that this process may import meanwhile what it needs itself;
     `build` says what to load. It ends when `stop` is called or this process ends.
 
     `connect` may be called at any time and as often as there are front processes: it returns the front's end of a new
-    connection, whose `fileno()` may be handed to a child of this process too.
+    connection, whose `fileno()` may be handed to a child of this process too. `share` is what it may use of the CPU,
+    where several processes divide it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, share: CoreShare | None = None) -> None:
         if not sys.executable:
             raise RamifyError("an engine in a process of its own needs Python's own program, and this one has none")
         self._control, theirs = socket.socketpair()
@@ -46,7 +57,11 @@ class EngineProcess:
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
+                env=None if share is None else {**os.environ, "OMP_NUM_THREADS": str(share.threads)},
             )
+            if share is not None and share.cores:
+                with suppress(OSError):  # what it may run on is the system's to say
+                    os.sched_setaffinity(self._process.pid, share.cores)
         self._send(json.dumps(sys.path).encode())
 
     def build(self, models: Sequence[OneModel | TwoModels]) -> None:

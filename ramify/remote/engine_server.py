@@ -33,6 +33,7 @@ from ramify.remote.messages import (
     NotLoaded,
     OneModel,
     Ready,
+    ResetPrefixCache,
     Said,
     ToEngine,
     TwoModels,
@@ -143,6 +144,9 @@ class EngineServer:
                 host.do(lambda: host.abort(name_of(connection, message.number)))
             case Ask():
                 connection.send([Answer(message.ticket, host.state())])
+            case ResetPrefixCache():
+                host.do(host.reset_prefix_cache)
+                host.do(lambda: connection.send([Answer(message.ticket, host.state())]))
 
     def _dismiss(self, connection: Connection) -> None:
         """Waits until what a front asked for is aborted and told."""
@@ -171,7 +175,7 @@ def _admit_all(server: EngineServer, arrivals: queue.SimpleQueue[socket.socket])
 
 def _engine(model: OneModel | TwoModels, say: Callable[[str], None]) -> Engine[Any]:
     if isinstance(model, OneModel):
-        return build_engine(EngineConfig.from_options(**model.options), say)
+        return build_engine(EngineConfig.from_options(**model.options), say, is_replica=True)
     return build_pair(
         EngineConfig.from_options(**model.teacher),
         EngineConfig.from_options(**model.theta),
@@ -179,6 +183,7 @@ def _engine(model: OneModel | TwoModels, say: Callable[[str], None]) -> Engine[A
         system_prompts=model.system_prompts,
         enable_chat_template=model.enable_chat_template,
         say=say,
+        is_replica=True,
     )
 
 

@@ -137,7 +137,7 @@ class ModelHost(CoreLoop):
 
     def state(self) -> EngineState:
         """From any thread."""
-        return EngineState(self.stats(), len(self._guests), self.observations)
+        return EngineState(self.stats(), len(self._guests), self.observations, self._engine.model_stats())
 
     def stop(self) -> None:
         with self._lock:
@@ -155,6 +155,9 @@ class ModelHost(CoreLoop):
 
     def abort(self, request_id: str) -> None:
         self._abort(request_id)
+
+    def reset_prefix_cache(self) -> None:
+        self._engine.reset_prefix_cache()
 
     def dismiss(self, connection: Connection) -> None:
         """Aborts what is left of a connection's requests."""

@@ -32,6 +32,7 @@ from ramify.remote.messages import (
     Message,
     NotLoaded,
     Ready,
+    ResetPrefixCache,
     Said,
     Soundness,
     ToFront,
@@ -112,12 +113,19 @@ class Link:
 
     def ask(self, model: int) -> EngineState:
         """The engine's state, as it is now. Raises EngineLostError where nobody answers."""
+        return self._asked(lambda ticket: Ask(model, ticket))
+
+    def reset_prefix_cache(self, model: int) -> None:
+        """Returns when it is done, after the engine's present step."""
+        self._asked(lambda ticket: ResetPrefixCache(model, ticket))
+
+    def _asked(self, question: Callable[[int], Message]) -> EngineState:
         ticket = next(self._tickets)
         answer = self._answers[ticket] = queue.SimpleQueue()
         try:
             if self.error is not None:
                 raise self.error
-            self.send(Ask(model, ticket))
+            self.send(question(ticket))
             try:
                 state = answer.get(timeout=_SECONDS_TO_ANSWER)
             except queue.Empty:

@@ -73,6 +73,7 @@ class Add(Message):
     priority: int = 0
     other_prompts: list[tuple[int, bytes]] = []
     is_told: bool = False  # every token is told in the step that drew it; else an output comes when it is due
+    seed: int | None = None  # where `params` name none: of a front that gives requests to several engines
 
 
 class Abort(Message):
@@ -82,6 +83,13 @@ class Abort(Message):
 
 class Ask(Message):
     """Answered at once, also in the middle of a step."""
+
+    model: int
+    ticket: int
+
+
+class ResetPrefixCache(Message):
+    """Answered between two steps, when it is done."""
 
     model: int
     ticket: int
@@ -236,7 +244,7 @@ class Answer(Message):
     state: EngineState
 
 
-ToEngine = Add | Abort | Ask | Leave
+ToEngine = Add | Abort | Ask | ResetPrefixCache | Leave
 ToFront = Said | Ready | NotLoaded | Told | Failed | Soundness | Answer
 
 

@@ -64,12 +64,15 @@ def is_told(params: SamplingParams) -> bool:
     return streams and (goes_alone or is_ranked_here(params))
 
 
-def check_crosses(params: SamplingParams) -> None:
+NO_PROCESSORS = (
+    "logits_processors cannot be used with an engine in a process of its own: functions do not cross. Start it with "
+    "engine_process=False (--no-engine-process)"
+)
+
+
+def check_crosses(params: SamplingParams, refusal: str = NO_PROCESSORS) -> None:
     if params.logits_processors:
-        raise UnsupportedError(
-            "logits_processors cannot be used with an engine in a process of its own: functions do not cross. Start it "
-            "with engine_process=False (--no-engine-process)"
-        )
+        raise UnsupportedError(refusal)
 
 
 def add_of(model: int, number: int, request: Request) -> Add:
@@ -91,6 +94,7 @@ def add_of(model: int, number: int, request: Request) -> Add:
         priority=request.priority,
         other_prompts=[(track.model, integers(track.prompt_token_ids)) for track in others],
         is_told=is_told(params),
+        seed=request.seed,
     )
 
 
@@ -105,6 +109,7 @@ def request_of(add: Add, request_id: str) -> Request:
         SamplingParams(**add.params),
         priority=add.priority,
         other_prompts=[(model, integers_of(token_ids)) for model, token_ids in add.other_prompts],
+        seed=add.seed,
     )
 
 
