@@ -16,19 +16,23 @@ from ramify.drive.prepare import has_own_process
 from ramify.errors import RamifyError
 from ramify.foreign.keywords import strict_keywords
 from ramify.foreign.vllm import CHAT_KEYWORDS, GENERATE_KEYWORDS
+from ramify.replicas.doors import model_for_streams
 from ramify.sampling_params import SamplingParams
 from ramify.text.codec import Message
 from ramify.text.hugging_face_tokenizer import HuggingFaceTokenizer
 
 if TYPE_CHECKING:
     from ramify.remote.remote_engine import RemoteEngine  # brings msgspec
+    from ramify.replicas.replica_engine import ReplicaEngine
+    from ramify.replicas.start import Replicas
 
 
 class AsyncLLM:
     """A model ready to sample from, many requests at a time. Takes the options of `LLM`.
 
     With `engine_process=True` the engine runs in a process of its own (None: if it is on a GPU), and texts are made in
-    this one. Outputs are the same; `logits_processors` are refused, and a `score` function runs here.
+    this one. Outputs are the same; `logits_processors` are refused, and a `score` function runs here. With
+    `data_parallel_size` above 1 each of the engines has a process in any case.
 
     async with AsyncLLM() as llm:
         async for output in llm.generate("Once upon a time", SamplingParams(output_kind="delta")):
@@ -44,8 +48,14 @@ class AsyncLLM:
         **options: Unpack[EngineOptions],
     ) -> None:
         self.config = EngineConfig.from_options(model=model if model is not None else DEFAULT_MODEL, **options)
-        self.engine: AsyncEngine | RemoteEngine
-        if has_own_process(engine_process, self.config):
+        self.engine: AsyncEngine | RemoteEngine | ReplicaEngine
+        self._replicas: Replicas[ReplicaEngine] | None = None
+        if self.config.model_config.data_parallel_size > 1:
+            self._replicas = model_for_streams(self.config, say)
+            self.engine, self.intake = self._replicas.engine, self._replicas.intake
+            self.architecture = self._replicas.prepared.loaders[0].architecture
+            self.max_model_len = self._replicas.engine.capacity.max_model_len
+        elif has_own_process(engine_process, self.config):
             try:
                 from ramify.remote.messages import OneModel
                 from ramify.remote.packing import options_of
@@ -128,8 +138,12 @@ class AsyncLLM:
         self.engine.abort(request_id)
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start and the state of queue and cache."""
+        """Counters since the start and the state of queue and cache; of several replicas, in sum."""
         return self.engine.stats()
+
+    def replica_stats(self) -> list[dict[str, int]]:
+        """The same of each replica."""
+        return self._replicas.engine.replica_stats() if self._replicas is not None else [self.engine.stats()]
 
     async def shutdown(self, grace_seconds: float = 0.0) -> None:
         """Refuses new requests, lets running ones go on for the grace time, aborts the rest, ends the thread."""

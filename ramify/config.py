@@ -219,6 +219,11 @@ class EngineConfig:
             if not isinstance(getattr(self, name), kind):
                 raise check.refuse(name, getattr(self, name), f"a {kind.__name__}")
 
+    @property
+    def most_sequences(self) -> int:
+        """That run at once, in all replicas."""
+        return self.scheduler_config.max_num_seqs * self.model_config.data_parallel_size
+
     @classmethod
     def from_options(cls, **options: object) -> EngineConfig:
         """Sorts flat options (`block_size=16, dtype="float32"`) into their parts.

@@ -10,22 +10,28 @@ import torch
 
 from ramify import validation as check
 from ramify.config import DEFAULT_MODEL, EngineConfig, EngineOptions
-from ramify.drive.build import build_engine
-from ramify.drive.intake import Prompt, as_prompts, one_for_each
+from ramify.drive.build import Engine, build_engine
+from ramify.drive.intake import Intake, Prompt, as_prompts, one_for_each
 from ramify.drive.loops import Calls
 from ramify.drive.scoring import scores, scoring_requests
 from ramify.drive.sleep import Sleeper, WakeTag
 from ramify.drive.tree import Tree
+from ramify.engine.core import EngineCore
 from ramify.engine.request import Request
-from ramify.errors import InvalidInputError, UnsupportedAttributeError, WeightsError
+from ramify.errors import InvalidInputError, UnsupportedAttributeError, UnsupportedError, WeightsError
 from ramify.foreign.keywords import own_keywords, strict_keywords
 from ramify.foreign.vllm import ATTRIBUTES, CHAT_KEYWORDS, GENERATE_KEYWORDS
+from ramify.models.decoder import Decoder
 from ramify.models.weights import fill
 from ramify.outputs import ContinuationLogprobs, RequestOutput
 from ramify.parallel.leading import replaced_everywhere
+from ramify.replicas.doors import model_for_calls
 from ramify.sampling_params import SamplingParams, SamplingStrategy
 from ramify.text.codec import Message
 from ramify.text.hugging_face_tokenizer import HuggingFaceTokenizer
+
+if TYPE_CHECKING:
+    from ramify.replicas.replica_core import ReplicaCore  # brings msgspec
 
 
 class LLM:
@@ -43,19 +49,48 @@ class LLM:
         **options: Unpack[EngineOptions],
     ) -> None:
         self.config = EngineConfig.from_options(model=model if model is not None else DEFAULT_MODEL, **options)
-        engine = build_engine(self.config, say)
-        self.core = engine.core
-        self.tokenizer = engine.codec.tokenizer
-        self.architecture = engine.decoders[0].shard.arch
-        self.max_model_len = engine.max_model_len
-        self.generation_defaults = engine.intake.defaults
-        self._calls = Calls(engine.core)
-        self._codec = engine.codec
-        self._intake = engine.intake
-        self._decoder = engine.decoders[0]
-        self._team = engine.team
+        self._engine: Engine[Intake] | None = None  # where it is in this process
+        self._sleeper: Sleeper | None = None
+        self._core: EngineCore | ReplicaCore
+        if self.config.model_config.data_parallel_size > 1:
+            self._replicas = model_for_calls(self.config, say)  # whose processes end with this
+            self._core = self._replicas.core
+            self._intake: Intake = self._replicas.intake
+            self.architecture = self._replicas.prepared.loaders[0].architecture
+        else:
+            self._engine = build_engine(self.config, say)
+            self._core, self._intake = self._engine.core, self._engine.intake
+            [decoder] = self._engine.decoders
+            self.architecture = decoder.shard.arch
+            self._sleeper = Sleeper(self._engine.core, decoder, is_shared=self._engine.team is not None)
+        self._codec = self._intake.codec
+        self.tokenizer = self._codec.tokenizer
+        self.max_model_len = self._core.capacity.max_model_len
+        self.generation_defaults = self._intake.defaults
+        self._calls = Calls(self._core)
         self._weights_are_whole = True
-        self._sleeper = Sleeper(engine.core, self._decoder, is_shared=engine.team is not None)
+
+    @property
+    def core(self) -> EngineCore:
+        """The engine, where it is in this process."""
+        return self._here("LLM.core").core
+
+    def _here(self, what: str) -> Engine[Intake]:
+        if self._engine is None:
+            raise UnsupportedError(
+                f"{what} needs the engine in this process, and with data_parallel_size "
+                f"{self.config.model_config.data_parallel_size} engines are in processes of their own"
+            )
+        return self._engine
+
+    @property
+    def _decoder(self) -> Decoder:
+        return self._here("the model's weights").decoders[0]
+
+    def _sleeper_of(self, what: str) -> Sleeper:
+        self._here(what)
+        assert self._sleeper is not None, "made with the engine"
+        return self._sleeper
 
     # -- generating ------------------------------------------------------------------------------------------
 
@@ -197,6 +232,7 @@ class LLM:
         A continuation is token ids, or text, which is tokenised by itself. All are computed in batches, and what
         prompts begin with in common is computed once. With `top_k`, the likeliest tokens at every place are told too.
         """
+        self._here("LLM.logprobs")
         requests = scoring_requests(self._intake, prompts, continuations, top_k)
         return scores(self._run(requests, use_tqdm=False))
 
@@ -206,17 +242,27 @@ class LLM:
 
     def tree(self, max_nodes: int | None = None) -> Tree:
         """A tree of prefixes that the engine keeps in blocks, for searches that callers write themselves."""
-        return Tree(self.core, self._calls, self._intake, max_nodes=max_nodes, check_weights=self._check_weights)
+        return Tree(
+            self._here("LLM.tree").core,
+            self._calls,
+            self._intake,
+            max_nodes=max_nodes,
+            check_weights=self._check_weights,
+        )
 
     # -- the engine's state ----------------------------------------------------------------------------------
 
     def reset_prefix_cache(self) -> None:
         """Later prompts find nothing of earlier ones."""
-        self._calls.between(self.core.reset_prefix_cache)
+        self._calls.between(self._core.reset_prefix_cache)
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start and the state of queue and cache."""
-        return self.core.stats()
+        """Counters since the start and the state of queue and cache; of several replicas, in sum."""
+        return self._core.stats()
+
+    def replica_stats(self) -> list[dict[str, int]]:
+        """The same of each replica."""
+        return [self.stats()] if isinstance(self._core, EngineCore) else self._core.replica_stats()
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replaces all weights in place by a stream of (name, tensor), under the names of a Hugging Face checkpoint.
@@ -235,30 +281,34 @@ class LLM:
         `load_weights` must fill them all after `wake_up`. Prefixes, nodes of trees and captured graphs are made again
         when they are next needed.
         """
-        if self._calls.between(lambda: self._sleeper.sleep(level)):
+        sleeper = self._sleeper_of("LLM.sleep")
+        if self._calls.between(lambda: sleeper.sleep(level)):
             self._weights_are_whole = False
 
     def wake_up(self, tags: Sequence[WakeTag] | None = None) -> None:
         """Takes the memory again: all, or "weights" or "kv_cache" alone; does nothing where nothing sleeps."""
-        self._calls.between(lambda: self._sleeper.wake_up(tags))
+        sleeper = self._sleeper_of("LLM.wake_up")
+        self._calls.between(lambda: sleeper.wake_up(tags))
 
     # -- driving ---------------------------------------------------------------------------------------------
 
     def _replace_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self._sleeper.check_awake("weights")
-        if self.core.has_unfinished():
+        engine = self._here("LLM.load_weights")
+        [decoder] = engine.decoders
+        self._sleeper_of("LLM.load_weights").check_awake("weights")
+        if engine.core.has_unfinished():
             raise InvalidInputError("weights can be replaced between calls only: requests are running")
-        if formats := self._decoder.quantised_formats:
+        if formats := decoder.quantised_formats:
             raise InvalidInputError(
                 f"the model's weights are held quantised ({', '.join(formats)}) and cannot be replaced by others: "
                 "LLM(…, dequantize=True) holds them as float32"
             )
         self._weights_are_whole = False
-        self.core.reset_prefix_cache()
-        self.core.release_all_kept()
-        if self._team is not None:
-            weights = replaced_everywhere(weights, self._decoder.shard, self._team, model=0)
-        fill(self._decoder, weights)
+        engine.core.reset_prefix_cache()
+        engine.core.release_all_kept()
+        if engine.team is not None:
+            weights = replaced_everywhere(weights, decoder.shard, engine.team, model=0)
+        fill(decoder, weights)
         self._weights_are_whole = True
 
     def _params_for(
@@ -275,7 +325,8 @@ class LLM:
         return self._calls.run(requests, use_tqdm=use_tqdm, check=self._check_weights)
 
     def _check_weights(self) -> None:
-        self._sleeper.check_awake()
+        if self._sleeper is not None:
+            self._sleeper.check_awake()
         if not self._weights_are_whole:
             raise WeightsError(
                 "the weights are incomplete (the last load_weights broke off, or sleep forgot them): load them again"

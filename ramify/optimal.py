@@ -7,22 +7,27 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ramify.config import AlphaMethod, EngineConfig, EngineOptions, MixtureConfig
 from ramify.distill.recipe import MIXTURE_NAMES, Recipe, load_preset
 from ramify.drive import alpha_view
-from ramify.drive.build import build_pair
+from ramify.drive.build import Engine, build_pair
 from ramify.drive.intake import Prompt, as_prompts
 from ramify.drive.loops import Calls
-from ramify.drive.pair_intake import Rendered
+from ramify.drive.pair_intake import PairIntake, Rendered
 from ramify.drive.scoring import comparison_requests, pair_scores, paired_up
+from ramify.engine.core import EngineCore
 from ramify.engine.request import Request
-from ramify.errors import InvalidInputError
+from ramify.errors import InvalidInputError, UnsupportedError
 from ramify.outputs import CompletionOutput, MixtureReport, PairLogprobs, RequestOutput
+from ramify.replicas.doors import pair_for_calls
 from ramify.sampling_params import OutputKind, SamplingParams
 from ramify.text.detokenizer import token_texts
 from ramify.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ramify.replicas.replica_core import ReplicaCore  # brings msgspec
 
 DIAGNOSTICS = tuple(name for name in MixtureReport._fields if name not in {"alpha", "is_clamped"})
 # What a caller may say beside a preset, which says the rest.
@@ -145,21 +150,41 @@ class OptimalSampling:
             raise InvalidInputError(
                 "generation_config must be 'none' for two models: what one recommends says nothing of their mixture"
             )
-        engine = build_pair(
-            EngineConfig.from_options(model=self.recipe.model_teacher, **engine_options),
-            EngineConfig.from_options(model=self.recipe.model_theta, **engine_options),
-            self.mixture_config,
-            system_prompts=(self.recipe.teacher_system_prompt, self.recipe.theta_system_prompt),
-            enable_chat_template=self.recipe.enable_chat_template,
-            say=say,
+        self.config, theta = (
+            EngineConfig.from_options(model=model, **engine_options)
+            for model in (self.recipe.model_teacher, self.recipe.model_theta)
         )
-        self.config = engine.config
-        self.core = engine.core
-        self.tokenizer = engine.codec.tokenizer
-        self.max_model_len = engine.max_model_len
-        self.loads_one_checkpoint = len(engine.decoders) == 1
-        self._calls = Calls(engine.core)
-        self._intake = engine.intake
+        asked: Any = {
+            "system_prompts": (self.recipe.teacher_system_prompt, self.recipe.theta_system_prompt),
+            "enable_chat_template": self.recipe.enable_chat_template,
+            "say": say,
+        }
+        self._engine: Engine[PairIntake] | None = None  # where it is in this process
+        self._core: EngineCore | ReplicaCore
+        if self.config.model_config.data_parallel_size > 1:
+            self._replicas = pair_for_calls(self.config, theta, self.mixture_config, **asked)
+            assert isinstance(self._replicas.intake, PairIntake), "as two models have"
+            self._core, self._intake = self._replicas.core, self._replicas.intake
+        else:
+            self._engine = build_pair(self.config, theta, self.mixture_config, **asked)
+            self._core, self._intake = self._engine.core, self._engine.intake
+        self.tokenizer = self._intake.codec.tokenizer
+        self.max_model_len = self._core.capacity.max_model_len
+        self.loads_one_checkpoint = len(self._core.capacity.num_blocks) == 1
+        self._calls = Calls(self._core)
+
+    @property
+    def core(self) -> EngineCore:
+        """The engine, where it is in this process."""
+        return self._here("OptimalSampling.core").core
+
+    def _here(self, what: str) -> Engine[PairIntake]:
+        if self._engine is None:
+            raise UnsupportedError(
+                f"{what} needs the engine in this process, and with data_parallel_size "
+                f"{self.config.model_config.data_parallel_size} engines are in processes of their own"
+            )
+        return self._engine
 
     def generate(
         self,
@@ -196,6 +221,7 @@ class OptimalSampling:
         One continuation after each prompt, or many after one. A continuation is token ids, or text, which is tokenised
         by itself. All are computed in batches, and what prompts begin with in common is computed once.
         """
+        core = self._here("OptimalSampling.logprobs").core
         before, given = paired_up(self._intake, prompts, continuations)
         own = before if theta_prompts is None else paired_up(self._intake, theta_prompts, given)[0]
         pieces = comparison_requests(
@@ -203,7 +229,7 @@ class OptimalSampling:
             [self._intake.render(*pair) for pair in zip(before, own, strict=True)],
             given,
             top_k,
-            most_at_once=max(1, self.core.scheduler.max_num_batched_tokens // 2),
+            most_at_once=max(1, core.scheduler.max_num_batched_tokens // 2),
         )
         outputs = self._calls.run([request for each in pieces for request in each], use_tqdm=False)
         return pair_scores(outputs, [len(each) for each in pieces])
@@ -233,12 +259,21 @@ class OptimalSampling:
 
         If both models are one checkpoint, they share one cache, whose blocks are then reported for both.
         """
-        teacher, theta = self.core.model_stats()
-        return {"engine": self.core.stats(), "teacher": teacher, "theta": theta}
+        teacher, theta = self._core.model_stats()
+        return {"engine": self._core.stats(), "teacher": teacher, "theta": theta}
+
+    def replica_stats(self) -> list[dict[str, int]]:
+        """The engine's counters, of each replica."""
+        return [self._core.stats()] if isinstance(self._core, EngineCore) else self._core.replica_stats()
+
+    @property
+    def generated_tokens(self) -> int:
+        """Drawn since the start."""
+        return self._core.generated_tokens
 
     def reset_prefix_cache(self) -> None:
         """Empties the prefix caches of both models."""
-        self._calls.between(self.core.reset_prefix_cache)
+        self._calls.between(self._core.reset_prefix_cache)
 
 
 OptimalSamplingV1 = OptimalSampling  # the name by which its source document knows it

@@ -24,6 +24,7 @@ from ramify.ray.pool import Pool
 from ramify.ray.problems import ClusterWriters
 
 if TYPE_CHECKING:
+    from ramify.distill.oracle import Oracle
     from ramify.distill.run import Summary
     from ramify.distill.writer import Writers
 
@@ -83,6 +84,8 @@ def distill(
     given = {"address": ray_address, "engines": ray_engines, "cpus": ray_cpus, "gpus": ray_gpus}
     if not ray and (idle := [name for name, value in given.items() if value is not None]):
         raise InvalidInputError(f"--ray-{idle[0]} needs --ray")
+    if ray and values["data_parallel_size"] > 1:
+        raise InvalidInputError("--data-parallel-size must be 1 with --ray: --ray-engines says how many there are")
     pool = _pool(num_engines=ray_engines, num_cpus=ray_cpus, num_gpus=ray_gpus)
     found = _read(problems, limit, skips=on_malformed == "skip", has_oracle=recipe.oracle is not None)
     options: Any = chosen(values, OTHER_ENGINE_FLAGS)
@@ -111,14 +114,20 @@ def distill(
 
 def _here(recipe: Recipe, options: Any) -> Writers:
     from ramify.distill.writer import WritersHere
-    from ramify.drive.build import build_engine
     from ramify.optimal import OptimalSampling
 
     return WritersHere(
         recipe,
         lambda: OptimalSampling(preset=recipe, say=say, **options),
-        lambda: build_engine(EngineConfig.from_options(model=recipe.oracle, **options), say),
+        lambda: _oracle(EngineConfig.from_options(model=recipe.oracle, **options)),
     )
+
+
+def _oracle(config: EngineConfig) -> Oracle:
+    from ramify.drive.build import build_engine
+    from ramify.replicas.doors import model_for_calls
+
+    return model_for_calls(config, say) if config.model_config.data_parallel_size > 1 else build_engine(config, say)
 
 
 def _pool(**given: Any) -> Pool:

@@ -18,7 +18,14 @@ class Author(Protocol):
     """The requests that an engine is asked for problems, and what is written of its outputs."""
 
     @property
-    def core(self) -> EngineCore: ...
+    def core(self) -> EngineCore:
+        """Refused where it is not in this process."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Drawn so far."""
+        ...
 
     @property
     def most_at_once(self) -> int:

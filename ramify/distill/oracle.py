@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
+from ramify.config import EngineConfig
 from ramify.distill.answers import holds_final_answer
 from ramify.distill.author import Entry
 from ramify.distill.files import ANSWERS
@@ -17,20 +19,36 @@ from ramify.distill.problem_lines import ProblemLines
 from ramify.distill.problems import Malformed, Problem
 from ramify.distill.recipe import Recipe
 from ramify.distill.template import Template
-from ramify.drive.build import Engine
 from ramify.drive.intake import Intake
-from ramify.drive.loops import Calls
+from ramify.drive.loops import Calls, Driven
 from ramify.drive.pair_intake import Side
 from ramify.engine.core import EngineCore
 from ramify.engine.request import Request
-from ramify.errors import InvalidInputError
+from ramify.errors import InvalidInputError, UnsupportedError
 from ramify.outputs import CompletionOutput, FinishReason, RequestOutput
+from ramify.text.codec import TextCodec
+
+
+class Oracle(Protocol):
+    """A model that can be asked: an engine in this process, or several in processes of their own."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+
+    @property
+    def codec(self) -> TextCodec: ...
+
+    @property
+    def core(self) -> Driven: ...
+
+    @property
+    def intake(self) -> Intake: ...
 
 
 class OracleAuthor:
     """The oracle, which writes the answer of a problem that has none."""
 
-    def __init__(self, engine: Engine[Intake], recipe: Recipe) -> None:
+    def __init__(self, engine: Oracle, recipe: Recipe) -> None:
         self._engine = engine
         self._recipe = recipe
         self._calls = Calls(engine.core)
@@ -39,11 +57,17 @@ class OracleAuthor:
 
     @property
     def core(self) -> EngineCore:
+        if not isinstance(self._engine.core, EngineCore):
+            raise UnsupportedError("the oracle's engines are in processes of their own: data_parallel_size must be 1")
         return self._engine.core
 
     @property
+    def num_tokens(self) -> int:
+        return self._engine.core.generated_tokens
+
+    @property
     def most_at_once(self) -> int:
-        return 2 * self._engine.config.scheduler_config.max_num_seqs
+        return 2 * self._engine.config.most_sequences
 
     def request(self, problem: Problem) -> Request:
         params = self._recipe.oracle_sampling(self._recipe.problem_seed(problem.line, problem.digest))

@@ -34,8 +34,12 @@ class SampleAuthor:
         return self._sampler.core
 
     @property
+    def num_tokens(self) -> int:
+        return self._sampler.generated_tokens
+
+    @property
     def most_at_once(self) -> int:
-        return max(2, -(-2 * self._sampler.config.scheduler_config.max_num_seqs // self._recipe.n))
+        return max(2, -(-2 * self._sampler.config.most_sequences // self._recipe.n))
 
     def request(self, problem: Problem) -> Request:
         params = self._recipe.sampling(self._recipe.problem_seed(problem.line, problem.digest))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ramify.distill.author import Author, Entry, Refusals
-from ramify.distill.oracle import OracleAuthor
+from ramify.distill.oracle import Oracle, OracleAuthor
 from ramify.distill.problems import Malformed, Problem
 from ramify.distill.recipe import Recipe
 from ramify.distill.samples import SampleAuthor
@@ -16,8 +16,6 @@ from ramify.engine.request import Request
 from ramify.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from ramify.drive.build import Engine
-    from ramify.drive.intake import Intake
     from ramify.optimal import OptimalSampling
 
 
@@ -54,7 +52,7 @@ class EngineWriter:
 
     @property
     def num_tokens(self) -> int:
-        return 0 if self._author is None else self._author.core.metrics.generated_tokens
+        return 0 if self._author is None else self._author.num_tokens
 
     def write(
         self, problems: Sequence[Problem], refusals: Refusals, after_step: Callable[[], None]
@@ -90,7 +88,7 @@ class WritersHere:
 
     recipe: Recipe
     load: Callable[[], OptimalSampling]
-    load_oracle: Callable[[], Engine[Intake]] | None = None
+    load_oracle: Callable[[], Oracle] | None = None
 
     def samples(self) -> Writer:
         return EngineWriter(SampleAuthor(self.load(), self.recipe))

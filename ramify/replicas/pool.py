@@ -70,6 +70,7 @@ class Pool:
         self._parts: dict[str, Part] = {}  # those that an engine has, by their requests' ids
         self._due: list[RequestOutput] = []
         self._num_arrived = 0
+        self._is_stopping = False
         self._mourners: list[Callable[[EngineLostError], None]] = []
         self._thread = threading.Thread(target=self._run, name="ramify-replicas", daemon=True)
         self._thread.start()
@@ -107,6 +108,7 @@ class Pool:
 
     def stop(self) -> None:
         """Ends the engines' processes, and requests with them."""
+        self._is_stopping = True
         closers = [threading.Thread(target=link.close) for link in self.links]
         for closer in closers:
             closer.start()
@@ -257,11 +259,13 @@ class Pool:
             if part is None or part.task.is_over:
                 continue
             reason = self._why_not_again(part, error)
-            if reason is not None:
+            if self._is_stopping:
+                self._drop(part.task, EngineClosedError("the engine has been shut down"))
+            elif reason is not None:
                 self._drop(part.task, EngineLostError(reason))
             else:
                 self._give_back(part, assembly)
-        if not was_there:
+        if not was_there or self._is_stopping:
             return
         left = self.num_there
         if left:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from ramify.config import EngineConfig
+from ramify.drive.intake import Intake
 from ramify.drive.prepare import PreparedModel, PreparedPair
 from ramify.engine.capacity import Capacity
 from ramify.remote.engine_process import EngineProcess
@@ -18,17 +20,35 @@ from ramify.replicas.pool import Pool
 from ramify.replicas.replica_core import ReplicaCore
 from ramify.replicas.replica_engine import ReplicaEngine
 from ramify.replicas.shares import Share, shares_of
+from ramify.text.codec import TextCodec
 
 Say = Callable[[str], None]
 Face = TypeVar("Face", ReplicaCore, ReplicaEngine)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Replicas(Generic[Face]):
-    """A model in all processes: `prepared.intake(engine.check)` makes the requests that `engine` serves."""
+    """A model, or two that are mixed, in all processes; `intake` makes the requests that `engine` serves.
+
+    The processes end with it: when `engine` is stopped, or when nobody holds this any more.
+    """
 
     prepared: PreparedModel | PreparedPair
     engine: Face
+    intake: Intake  # of two models a PairIntake
+
+    @property
+    def config(self) -> EngineConfig:
+        return self.prepared.config
+
+    @property
+    def codec(self) -> TextCodec:
+        return self.prepared.codec
+
+    @property
+    def core(self) -> Face:
+        """As an engine in this process calls it."""
+        return self.engine
 
 
 def start_replicas(models: Sequence[Wanted], say: Say, face: type[Face]) -> list[Replicas[Face]]:
@@ -56,7 +76,8 @@ def _joined(links: Sequence[Link], models: Sequence[Wanted], say: Say, face: typ
         capacity = _smallest([capacity_of(of_replica[index]) for of_replica in facts])
         engine = face(links, index, each.codec, capacity, seed=each.config.model_config.seed)
         pools.append(engine.pool)
-        replicas.append(Replicas(each, engine))
+        replicas.append(Replicas(each, engine, each.intake(engine.check)))
+        weakref.finalize(replicas[-1], engine.stop)
     for number, link in enumerate(links):
         link.start([pool.letters[number] for pool in pools])
     for replica in replicas:

@@ -136,7 +136,7 @@ class WorkQueue:
     def hand_out(self) -> list[Piece]:
         """What goes to which engine now, in order; each counts as that engine's until it has ended."""
         pieces = []
-        while self._heap:
+        while self._waiting:
             if self._is_complete and not self._largest_first and self._children <= self._most_at_once:
                 self._largest_first = True
                 self._order()

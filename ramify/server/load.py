@@ -16,12 +16,14 @@ from ramify.config import EngineConfig, MixtureConfig
 from ramify.drive.async_engine import AsyncEngine
 from ramify.drive.build import build_pair
 from ramify.drive.prepare import has_own_process
-from ramify.errors import ChatTemplateError
+from ramify.errors import ChatTemplateError, InvalidInputError
 from ramify.models.generation_defaults import GenerationDefaults
 from ramify.remote.engine_process import EngineProcess
 from ramify.remote.messages import OneModel, TwoModels
 from ramify.remote.packing import options_of
 from ramify.remote.start import Joined, start, wanted_of
+from ramify.replicas.replica_engine import ReplicaEngine
+from ramify.replicas.start import start_replicas
 from ramify.server.config import PairConfig
 from ramify.server.service import ServedModel, public_name
 
@@ -66,8 +68,12 @@ def pair_to_serve(
 def load_models(
     models: Sequence[ModelToServe], engine_process: bool | None, say: Say, process: EngineProcess | None = None
 ) -> list[ServedModel]:
-    """All in this process, or all in one of their own: a new one, or one that was started early."""
-    if has_own_process(engine_process, models[0].config):
+    """All in this process, or all in one of their own: a new one, or one that was started early; or in several."""
+    if models[0].config.model_config.data_parallel_size > 1:
+        if process is not None:
+            process.stop()  # it was to have the whole machine
+        loaded = _replicated(models, engine_process, say)
+    elif has_own_process(engine_process, models[0].config):
         loaded = served(models, start([wanted_of(model.build, say) for model in models], say, process))
     else:
         if process is not None:
@@ -90,6 +96,24 @@ def served(models: Sequence[ModelToServe], joined: Sequence[Joined]) -> list[Ser
             mixed=model.mixed,
         )
         for model, each in zip(models, joined, strict=True)
+    ]
+
+
+def _replicated(models: Sequence[ModelToServe], engine_process: bool | None, say: Say) -> list[ServedModel]:
+    """Every process has all models."""
+    if engine_process is False:
+        raise InvalidInputError("data_parallel_size must be 1 without processes for engines (--no-engine-process)")
+    started = start_replicas([wanted_of(model.build, say) for model in models], say, ReplicaEngine)
+    return [
+        ServedModel(
+            model.name,
+            each.engine,
+            each.intake,
+            each.engine.capacity.max_model_len,
+            mixed=model.mixed,
+            owner=each,
+        )
+        for model, each in zip(models, started, strict=True)
     ]
 
 

@@ -42,6 +42,19 @@ _DISTRIBUTIONS = (
     ("prompts", "ramify_request_prompt_tokens", "Tokens of prompts.", TOKENS),
     ("outputs", "ramify_request_generated_tokens", "Tokens drawn for a request, those of losers included.", TOKENS),
 )
+# The same of each replica, where there are several.
+_REPLICA_GAUGES = (
+    ("running", "ramify_replica_sequences_running", "Sequences in a replica's running batch."),
+    ("waiting", "ramify_replica_sequences_waiting", "Sequences that wait for room in a replica."),
+    ("blocks_total", "ramify_replica_cache_blocks", "Blocks of a replica's KV cache; 0: it is gone."),
+    ("blocks_in_use", "ramify_replica_cache_blocks_in_use", "Blocks that some sequence holds in a replica."),
+)
+_OF_REPLICAS = (
+    *_REPLICA_GAUGES,
+    ("generated_tokens", "ramify_replica_generated_tokens", "Tokens drawn by a replica."),
+    ("prompt_tokens_computed", "ramify_replica_prompt_tokens_computed", "Prompt tokens computed by a replica."),
+    ("prompt_tokens_cached", "ramify_replica_prompt_tokens_cached", "Prompt tokens found in a replica's cache."),
+)
 _FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # by which the library knows that there are several processes
 States = list[tuple[str, EngineState]]  # of each model, by its name
 
@@ -105,6 +118,7 @@ class _Engines:
             for model, state in self._states:
                 gauge.add_metric([model], state.stats[key])
             yield gauge
+        yield from self._of_replicas()
         unfinished = GaugeMetricFamily("ramify_requests_unfinished", "Prompts that run or wait.", labels=["model"])
         usage = GaugeMetricFamily("ramify_cache_usage_ratio", "Share of the KV cache in use.", labels=["model"])
         for model, state in self._states:
@@ -112,3 +126,14 @@ class _Engines:
             usage.add_metric([model], state.stats["blocks_in_use"] / state.stats["blocks_total"])
         yield unfinished
         yield usage
+
+    def _of_replicas(self) -> Iterator[Metric]:
+        """Beside the sums, what each of several engines tells."""
+        for key, name, what in _OF_REPLICAS:
+            kind = GaugeMetricFamily if (key, name, what) in _REPLICA_GAUGES else CounterMetricFamily
+            family = kind(name, what, labels=["model", "replica"])
+            for model, state in self._states:
+                for number, stats in enumerate(state.replicas):
+                    family.add_metric([model, str(number)], stats[key])
+            if family.samples:
+                yield family

@@ -23,6 +23,7 @@ from ramify.server.limits import Limits
 if TYPE_CHECKING:
     from ramify.async_llm import AsyncLLM  # brings torch
     from ramify.remote.remote_engine import RemoteEngine
+    from ramify.replicas.replica_engine import ReplicaEngine
 
 _log = logging.getLogger(__name__)
 # What anybody may read at /health of what loading says: other lines may name files of this machine.
@@ -34,11 +35,11 @@ class ServedModel:
     """A model under the name clients know it by."""
 
     name: str
-    engine: AsyncEngine | RemoteEngine
+    engine: AsyncEngine | RemoteEngine | ReplicaEngine
     intake: Intake
     max_model_len: int
     mixed: tuple[str, str] | None = None  # of a mixture: the names of teacher and student
-    owner: object = None  # an AsyncLLM ends its engine when nobody holds it any more
+    owner: object = None  # an AsyncLLM or Replicas, whose engines end when nobody holds it any more
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramify.errors import EngineLostError, RamifyError
+from ramify.errors import EngineLostError, InvalidInputError, RamifyError
 from ramify.remote.engine_process import EngineProcess
 from ramify.remote.frames import frame_of
 from ramify.remote.link import Link
@@ -201,6 +201,11 @@ class Workers:
             from ramify.remote.start import wanted_of  # brings torch, as that process does meanwhile
 
             models = self._models()
+            if models[0].config.model_config.data_parallel_size > 1:
+                raise InvalidInputError(
+                    "http_workers must be 1 with data_parallel_size above 1: one process has the queue that all "
+                    "replicas draw from"
+                )
             process.build([wanted_of(model.build, self._say).build for model in models])
             link = Link(process.connect(), process)  # the first one, which is told what loading says
             self._inbox.put(lambda: self._begin(process, models))

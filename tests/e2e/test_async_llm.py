@@ -14,6 +14,7 @@ import pytest
 
 from ramify import (
     LLM,
+    AsyncEngine,
     AsyncLLM,
     ChatTemplateError,
     EngineClosedError,
@@ -109,6 +110,7 @@ def test_after_shutdown_requests_are_refused() -> None:
 
 def test_an_engine_that_is_lost_ends_its_thread() -> None:
     llm = AsyncLLM(**OPTIONS, engine_process=ENGINE_PROCESS)
+    assert isinstance(llm.engine, AsyncEngine | RemoteEngine)
     thread = llm.engine._link._reader if isinstance(llm.engine, RemoteEngine) else llm.engine._thread
     del llm
     gc.collect()
@@ -119,7 +121,7 @@ def test_an_engine_that_is_lost_ends_its_thread() -> None:
 def test_a_program_that_forgets_to_shut_down_ends_all_the_same() -> None:
     program = """
 import asyncio
-from ramify import AsyncLLM, SamplingParams
+from ramify import AsyncEngine, AsyncLLM, SamplingParams
 llm = AsyncLLM(num_kv_blocks=256)
 async def main():
     stream = llm.generate("x", SamplingParams(max_tokens=2000, ignore_eos=True, output_kind="delta"))

@@ -46,6 +46,7 @@ def test_every_option_has_its_documented_default() -> None:
         "generation_config": "auto",
         "tensor_parallel_size": 1,
         "speculation": None,
+        "data_parallel_size": 1,
         "seed": 0,
         "block_size": 16,
         "num_kv_blocks": None,

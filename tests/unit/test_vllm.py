@@ -68,7 +68,7 @@ def test_all_that_cannot_be_taken_is_in_one_message() -> None:
         "speculative_config",
         "'blocksize'",
     ]
-    assert "(did you mean block_size?); there are: batch_invariant, block_size, dequantize, device" in lines[-1]
+    assert "(did you mean block_size?); there are: batch_invariant, block_size, data_parallel_size" in lines[-1]
 
 
 def test_a_boolean_is_no_number_here_either() -> None:

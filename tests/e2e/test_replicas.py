@@ -1,0 +1,73 @@
+"""Replicas in processes of their own: the tokens of one engine, also after one of them was killed half-way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ramify import LLM, RequestOutput, SamplingParams
+from ramify.errors import InvalidInputError, UnsupportedError
+from tests.conftest import TINY
+
+PARAMS = [
+    SamplingParams(n=6, max_tokens=24, seed=3),
+    SamplingParams(max_tokens=30),
+    SamplingParams(n=2, best_of=5, max_tokens=16, logprobs=1),
+    SamplingParams(strategy="beam_search", beam_width=3, n=2, max_tokens=10),
+]
+PROMPTS = [[number + 1, 5, 6, 7] * 5 for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Random weights, the same in every process."""
+    folder = tmp_path_factory.mktemp("model")
+    facts = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-6, **TINY}
+    (folder / "config.json").write_text(json.dumps(facts))
+    return {"model": str(folder), "load_format": "dummy", "num_kv_blocks": 600, "max_num_seqs": 16}
+
+
+@pytest.fixture(scope="module")
+def replicas(options: dict[str, Any]) -> Iterator[LLM]:
+    llm = LLM(**options, data_parallel_size=2)
+    yield llm
+    llm._core.stop()  # type: ignore[union-attr]
+
+
+def finished(llm: LLM) -> list[RequestOutput]:
+    outputs = llm.generate(PROMPTS, [PARAMS[number % 4] for number in range(len(PROMPTS))], use_tqdm=False)
+    return [replace(output, metrics=None, num_cached_tokens=0, request_id="") for output in outputs]
+
+
+def test_refusals_name_what_cannot_cross_and_what_there_is_not(replicas: LLM, options: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match=r"LLM.tree needs the engine in this process.*data_parallel_size 2"):
+        replicas.tree()
+    with pytest.raises(UnsupportedError, match="logits_processors cannot be used with data_parallel_size"):
+        replicas.generate([[5]], SamplingParams(logits_processors=[lambda _tokens, logits: logits]))
+    with pytest.raises(InvalidInputError, match=r"data_parallel_size must be .* got 0"):
+        LLM(**options, data_parallel_size=0)
+    with pytest.raises(InvalidInputError, match="must fit max_model_len"):
+        replicas.generate([[5] * 600])
+
+
+def test_replicas_draw_what_one_engine_draws_also_when_one_is_killed(replicas: LLM, options: dict[str, Any]) -> None:
+    wanted = finished(LLM(**options))
+    assert finished(replicas) == wanted
+    assert len(replicas.replica_stats()) == 2
+    assert all(each["generated_tokens"] for each in replicas.replica_stats())
+    # Requests without a seed draw it by their place in the queue, which has moved on: this run names theirs.
+    replicas._core.pool._num_arrived = 0  # type: ignore[union-attr]
+    replicas.reset_prefix_cache()
+    process = replicas._core.pool.links[1].process  # type: ignore[union-attr]
+    assert process is not None
+    threading.Timer(0.1, os.kill, [process.pid, signal.SIGKILL]).start()
+    assert finished(replicas) == wanted
+    [streamed] = replicas.stream_generate([5, 6, 7], SamplingParams(max_tokens=4, seed=1))
+    assert len(streamed.outputs[0].token_ids) == 4
