@@ -78,7 +78,7 @@ def test_outputs_are_those_of_one_engine() -> None:
         assert len(counts) == num_engines
         assert all(count["generated_tokens"] for count in counts), "everybody had something to do"
         total = engines.stats()
-        assert total["generated_tokens"] == engines.generated_tokens == sum(each["generated_tokens"] for each in counts)
+        assert total["generated_tokens"] == sum(each["generated_tokens"] for each in counts)
         assert (total["running"], total["waiting"]) == (0, 0)
         again = finished(engines, [Request("again", None, [5, 6, 7], SamplingParams(n=2))])
         assert again[0].outputs, "one call after the other"
