@@ -23,6 +23,7 @@ LogprobsMode = Literal["raw", "processed", "both"]
 Warmup = Literal["lazy", "full"]
 GenerationConfig = Literal["auto", "none"]
 Lookup = Literal["ngram", "suffix"]
+STUDENT = "student"  # drafts for the mixture that it is part of
 AlphaMethod = Literal["kl_symmetry", "fixed", "entropy", "ess_balance", "kl_budget"]
 
 _GPU = re.compile(r"cuda:(0|[1-9][0-9]{0,2})")
@@ -66,8 +67,10 @@ class ModelConfig:
     tensor_parallel_size: int = setting(
         1, "ranks that share each model: heads, MLP and vocabulary; a process each, on a CPU"
     )
-    speculation: Lookup | None = setting(
-        None, "what drafts tokens ahead, which changes none: ngram or suffix (what was written before)"
+    speculation: Lookup | str | None = setting(
+        None,
+        "what drafts tokens ahead, which changes none: ngram or suffix (what was written before), a smaller model, or "
+        "student (of two models)",
     )
     data_parallel_size: int = setting(
         1,
@@ -93,7 +96,7 @@ class ModelConfig:
         check.choice("generation_config", self.generation_config, get_args(GenerationConfig))
         check.integer("tensor_parallel_size", self.tensor_parallel_size, 1, MOST_RANKS)
         if self.speculation is not None:
-            check.choice("speculation", self.speculation, get_args(Lookup))
+            check.text("speculation", self.speculation)
         check.integer("data_parallel_size", self.data_parallel_size, 1, MOST_REPLICAS)
         check.integer("seed", self.seed, SEED_LOW, SEED_HIGH)
 
@@ -274,7 +277,7 @@ class EngineOptions(TypedDict, total=False):
     batch_invariant: bool
     generation_config: GenerationConfig
     tensor_parallel_size: int
-    speculation: Lookup | None
+    speculation: Lookup | str | None
     data_parallel_size: int
     seed: int
     block_size: int

@@ -44,18 +44,20 @@ def num_blocks(
     max_num_seqs: int,
     max_model_len: int,
     num_replicas: int = 1,
+    drafting: Sequence[Decoder] = (),
     measure_gpu: Callable[[], GpuMemory] | None = None,
 ) -> int:
     """What the config says, else what memory allows, but never more than all sequences at full length could fill.
 
     Every model gets this many. A sequence grows by one position in each of its tracks, so the caches run out together.
-    `measure_gpu` is asked only where it matters; None: the models are on a CPU, whose memory all replicas share.
+    So does a model that drafts for them. `measure_gpu` is asked only where it matters; None: the models are on a CPU,
+    whose memory all replicas share.
     """
     if cache.num_kv_blocks is not None:
         return cache.num_kv_blocks
     # Ranks on CPUs are on one machine, and share its memory; a GPU holds one rank's part.
     sharers = decoders[0].shard.size if measure_gpu is None else 1
-    block_bytes = sharers * _bytes_of_blocks(cache, decoders)
+    block_bytes = sharers * _bytes_of_blocks(cache, [*decoders, *drafting])
     most = max_num_seqs * -(-max_model_len // cache.block_size) * (num_tracks // len(decoders))
     if measure_gpu is None:
         fitting = kv_pool_bytes(free_memory() // num_replicas) // block_bytes

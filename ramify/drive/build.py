@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, get_args
 
-from ramify.config import EngineConfig, MixtureConfig
+from ramify import validation as check
+from ramify.config import STUDENT, EngineConfig, Lookup, MixtureConfig
 from ramify.cpu.compiler import NoCompilerError
 from ramify.cpu.cpu_layers import cpu_layers
 from ramify.cpu.cpu_step import CpuStep
@@ -20,15 +21,17 @@ from ramify.device.rehearsal import Largest, measure
 from ramify.device.sizing import num_blocks, num_host_blocks
 from ramify.device.step import DeviceStep
 from ramify.device.warmup import warm_up
+from ramify.drive.draft_model import DraftModel
 from ramify.drive.intake import Intake
 from ramify.drive.pair_intake import PairIntake
-from ramify.drive.prepare import PreparedModel, PreparedPair
+from ramify.drive.prepare import PreparedModel, PreparedPair, check_same_tokens
 from ramify.engine.blocks import BlockManager
 from ramify.engine.core import EngineCore
+from ramify.engine.drafting.drafter import Drafter
 from ramify.engine.drafting.lookup import LookupDrafter
 from ramify.engine.drafting.speculation import Speculation
 from ramify.engine.scheduler import Scheduler
-from ramify.errors import UnsupportedError
+from ramify.errors import InvalidInputError, ModelError, UnsupportedError
 from ramify.models.decoder import Decoder
 from ramify.models.loader import ModelLoader, resolve_device
 from ramify.parallel.leading import LeadingLayers
@@ -72,6 +75,7 @@ def build_engine(config: EngineConfig, say: Callable[[str], None], *, is_replica
     packing = _cpu_packing(config, say)
     team = start_team([loader], config, uses_panels=packing is not None)
     (decoder,) = _load([loader], packing, team)
+    drafting = _load_draft_model(config, prepared.codec.tokenizer, decoder, packing, say)
     max_model_len = config.model_config.resolve_max_model_len(decoder.arch.max_position_embeddings)
     core = _assemble(
         config,
@@ -79,6 +83,7 @@ def build_engine(config: EngineConfig, say: Callable[[str], None], *, is_replica
         codec=prepared.codec,
         eos_token_ids=_end_token_ids(decoder, prepared.codec.tokenizer, say),
         max_model_len=max_model_len,
+        drafting=drafting,
         team=team,
         say=say,
     )
@@ -105,6 +110,7 @@ def build_pair(
     )
     codec = prepared.codec
     packing = _cpu_packing(teacher, say)
+    student_drafts = _student_drafts(teacher)
     team = start_team(prepared.distinct_loaders, teacher, uses_panels=packing is not None)
     decoders = _load(prepared.distinct_loaders, packing, team)
     lengths = [teacher.model_config.resolve_max_model_len(each.arch.max_position_embeddings) for each in decoders]
@@ -120,6 +126,7 @@ def build_pair(
         eos_token_ids=ends,
         max_model_len=min(lengths),
         mixer=mixer,
+        drafting=decoders[-1] if student_drafts else None,
         team=team,
         say=say,
     )
@@ -167,6 +174,7 @@ def _assemble(
     eos_token_ids: frozenset[int],
     max_model_len: int,
     mixer: Mixer | None = None,
+    drafting: Decoder | None = None,
     team: Team | None = None,
     say: Callable[[str], None],
 ) -> EngineCore:
@@ -187,6 +195,7 @@ def _assemble(
         num_tracks=largest.num_tracks,
         max_num_seqs=limits.max_num_seqs,
         max_model_len=max_model_len,
+        drafting=() if drafting is None else (drafting,),
         num_replicas=config.model_config.data_parallel_size,
         measure_gpu=partial(measure, make_step, decoders, largest) if on_gpu else None,
     )
@@ -218,7 +227,7 @@ def _assemble(
             enable_chunked_prefill=limits.enable_chunked_prefill,
             max_model_len=max_model_len,
             preemption_mode=limits.preemption_mode,
-            speculation=_speculation(config, on_gpu=on_gpu),
+            speculation=_speculation(config, decoders, drafting, blocks, largest),
         ),
         step,
         seed=config.model_config.seed,
@@ -229,13 +238,81 @@ def _assemble(
     )
 
 
-def _speculation(config: EngineConfig, *, on_gpu: bool) -> Speculation | None:
+def _load_draft_model(
+    config: EngineConfig,
+    tokenizer: Tokenizer | None,
+    target: Decoder,
+    packing: PanelPacking | None,
+    say: Callable[[str], None],
+) -> Decoder | None:
+    """The model that drafts, where a model does."""
+    name = config.model_config.speculation
+    if name is None or name in get_args(Lookup):
+        return None
+    if name == STUDENT:
+        raise InvalidInputError("speculation 'student' is for OptimalSampling: one model has no student")
+    _check_not_shared(config)
+    draft = replace(config.model_config, model=name, tokenizer=None, max_model_len=None, speculation=None)
+    try:
+        loader = ModelLoader(replace(config, model_config=draft), say)
+    except ModelError as error:
+        known = "'ngram', 'suffix', or a model that drafts: a folder, a .gguf file or a hub id"
+        raise InvalidInputError(f"speculation must be {known}, got {name!r}: {error}") from None
+    try:
+        check_same_tokens(
+            [tokenizer, loader.load_tokenizer()], [target.arch.vocab_size, loader.architecture.vocab_size]
+        )
+    except InvalidInputError:
+        raise InvalidInputError(
+            f"speculation: the draft model {name!r} must have the tokenizer of the model that it drafts for"
+        ) from None
+    return loader.load_model(packing=packing)
+
+
+def _student_drafts(config: EngineConfig) -> bool:
+    """Whether the student drafts for the mixture."""
+    name = config.model_config.speculation
+    if name is None or name in get_args(Lookup):
+        return False
+    if name != STUDENT:
+        raise check.refuse("speculation", name, "'student', 'ngram', 'suffix' or None for two models")
+    _check_not_shared(config)
+    return True
+
+
+def _check_not_shared(config: EngineConfig) -> None:
+    if config.model_config.tensor_parallel_size > 1:
+        raise UnsupportedError(
+            f"speculation {config.model_config.speculation!r} needs tensor_parallel_size 1: ranks do not share a model "
+            "that drafts ('ngram' and 'suffix' work with any)"
+        )
+
+
+def _speculation(
+    config: EngineConfig, decoders: Sequence[Decoder], drafting: Decoder | None, blocks: int, largest: Largest
+) -> Speculation | None:
     scope = config.model_config.speculation
     if scope is None:
         return None
-    return Speculation(
-        LookupDrafter(scope), row_cost=GPU_ROW_COST if on_gpu else CPU_ROW_COST, stall=GPU_STALL if on_gpu else 0.0
-    )
+    drafter: Drafter
+    if drafting is None:
+        drafter = LookupDrafter("suffix" if scope == "suffix" else "ngram")
+    else:
+        length = min(largest.max_model_len, drafting.arch.max_position_embeddings or largest.max_model_len)
+        pool = KVPool(drafting.arch, blocks, largest.block_size, drafting.dtype, drafting.device)
+        # A student's prompt is the second of the mixture's.
+        drafter = DraftModel(
+            _device_step(config, [drafting], [pool], max_model_len=length, mixer=None, team=None),
+            BlockManager(blocks, largest.block_size, enable_prefix_caching=config.cache_config.enable_prefix_caching),
+            cost=drafting.arch.num_weights / sum(each.arch.num_weights for each in decoders),
+            role=largest.num_tracks - 1,
+            vocab_size=min(each.arch.vocab_size for each in decoders),
+            max_model_len=length,
+            max_num_batched_tokens=largest.max_num_batched_tokens,
+        )
+    if decoders[0].device.type == "cuda":
+        return Speculation(drafter, row_cost=GPU_ROW_COST, stall=GPU_STALL)
+    return Speculation(drafter, row_cost=CPU_ROW_COST)
 
 
 def _device_step(

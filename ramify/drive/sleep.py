@@ -18,6 +18,7 @@ from ramify import validation as check
 from ramify.device.memory_returned import PutAway
 from ramify.device.pool import KVPool
 from ramify.device.step import DeviceStep
+from ramify.drive.draft_model import DraftModel
 from ramify.engine.core import EngineCore
 from ramify.errors import EngineAsleepError, InvalidInputError, UnsupportedError
 from ramify.models.decoder import Decoder, linears, parameters
@@ -48,6 +49,9 @@ class Sleeper:
         check.integer("level", level, LEVELS[0], LEVELS[-1])
         if self._is_shared:
             raise UnsupportedError("an engine with tensor_parallel_size above 1 cannot sleep: drop it and make another")
+        speculation = self._core.scheduler.speculation
+        if speculation is not None and isinstance(speculation.drafter, DraftModel):
+            raise UnsupportedError("an engine with a draft model (speculation) cannot sleep: drop it and make another")
         if level == 2 and (formats := self._decoder.quantised_formats):
             raise InvalidInputError(
                 f"level must be 1 where weights are held quantised ({', '.join(formats)}): others cannot be loaded in "

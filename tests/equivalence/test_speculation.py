@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from ramify import LLM
+from ramify import LLM, InvalidInputError, OptimalSampling, UnsupportedError
+from ramify.drive.draft_model import DraftModel
+from ramify.engine.core import EngineCore
 from tests import bits
 from tests.conftest import CheckpointMaker
 
@@ -64,3 +66,63 @@ def test_a_thousand_requests_get_the_same_tokens(folder: Path, speculation: str)
 
 def tokens(told: list[Any]) -> list[tuple[int, ...]]:
     return [token_ids for token_ids, _, _ in told[1]]
+
+
+# -- models that draft -----------------------------------------------------------------------------------------------
+
+
+def cheap(core: EngineCore) -> EngineCore:
+    """Where the model that drafts is as large as what it drafts for, it would soon be given up."""
+    assert core.scheduler.speculation is not None
+    drafter = core.scheduler.speculation.drafter
+    assert isinstance(drafter, DraftModel)
+    drafter.cost = 0.05
+    return core
+
+
+def test_a_draft_model_changes_no_bit(folder: Path) -> None:
+    """Drafts of the same model are right wherever they are drawn from the same logits: here, everywhere."""
+    numbers = random.Random(5)
+    asked = bits.random_requests(10, numbers, vocab_size=VOCABULARY, longest_prompt=60, most_tokens=24)
+    plain = bits.told_alone(engine(folder, batch_invariant=True), asked)
+    drafting = engine(folder, batch_invariant=True, speculation=str(folder))
+    cheap(drafting.core)
+    bits.check(plain, bits.told_alone(drafting, asked), asked)
+    alone = drafting.stats()
+    assert alone["accepted_tokens"] == alone["drafted_tokens"] > 0
+    bits.check(plain, bits.told_together(drafting, asked, numbers), asked)
+
+
+def test_the_student_drafts_for_the_mixture(folder: Path, make_checkpoint: CheckpointMaker) -> None:
+    """A student close to the teacher's weight 0 drafts what is drawn; alphas and tokens are those without drafts."""
+    theta = make_checkpoint("qwen2")
+    options: dict[str, Any] = {"alpha_method": "fixed", "alpha": 0.1, "max_model_len": 128, "num_kv_blocks": 128}
+    told = []
+    for speculation in (None, "student"):
+        both = OptimalSampling(str(folder), str(theta), speculation=speculation, batch_invariant=True, **options)
+        if speculation is not None:
+            cheap(both.core)
+        prompts = [list(range(10, 60)), [7, 8]]
+        outputs = both.generate(
+            prompts, [[5, *prompt] for prompt in prompts], n=2, seed=3, max_tokens=20, use_tqdm=False
+        )
+        told.append((outputs.generated_ids, outputs.alpha_history, outputs.diagnostics))
+    assert told[0] == told[1]
+    stats = both.stats()["engine"]
+    assert 0 < stats["accepted_tokens"] < stats["drafted_tokens"]
+
+
+def test_what_cannot_draft_is_refused_by_name(folder: Path, make_checkpoint: CheckpointMaker) -> None:
+    other = make_checkpoint("llama", vocab_size=300)
+    with pytest.raises(InvalidInputError, match="'student' is for OptimalSampling"):
+        engine(folder, speculation="student")
+    with pytest.raises(InvalidInputError, match=r"speculation must be 'ngram', 'suffix', or a model that drafts"):
+        engine(folder, speculation="suffixes")
+    with pytest.raises(InvalidInputError, match="must have the tokenizer of the model that it drafts for"):
+        engine(folder, speculation=str(other))
+    with pytest.raises(InvalidInputError, match="speculation must be 'student', 'ngram', 'suffix' or None"):
+        OptimalSampling(str(folder), str(folder), speculation=str(folder))
+    with pytest.raises(UnsupportedError, match="needs tensor_parallel_size 1"):
+        OptimalSampling(str(folder), str(folder), speculation="student", tensor_parallel_size=2)
+    with pytest.raises(UnsupportedError, match=r"draft model .* cannot sleep"):
+        engine(folder, speculation=str(folder)).sleep()

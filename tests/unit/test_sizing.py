@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ def test_what_is_left_becomes_blocks(decoder: Decoder) -> None:
 
     def count(share: float, max_num_seqs: int = 256) -> int:
         cache = CacheConfig(gpu_memory_utilization=share)
-        sizes = {"num_tracks": 1, "max_num_seqs": max_num_seqs, "max_model_len": 160}
+        sizes: dict[str, Any] = {"num_tracks": 1, "max_num_seqs": max_num_seqs, "max_model_len": 160}
         return num_blocks(cache, [decoder], **sizes, measure_gpu=lambda: memory)
 
     assert count(0.9) == 500
@@ -71,7 +72,7 @@ def test_who_names_a_number_is_not_measured(decoder: Decoder) -> None:
         raise AssertionError("measured")
 
     cache = CacheConfig(num_kv_blocks=7)
-    sizes = {"num_tracks": 1, "max_num_seqs": 1, "max_model_len": 16}
+    sizes: dict[str, Any] = {"num_tracks": 1, "max_num_seqs": 1, "max_model_len": 16}
     assert num_blocks(cache, [decoder], **sizes, measure_gpu=refuse) == 7
 
 

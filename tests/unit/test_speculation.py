@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from ramify import InvalidInputError, Request, SamplingParams
+from ramify.drive.draft_model import DraftModel
+from ramify.engine.blocks import BlockManager
 from ramify.engine.core import EngineCore
 from ramify.engine.drafting.drafter import Wanted
 from ramify.engine.drafting.lookup import LookupDrafter
@@ -19,7 +22,7 @@ from ramify.engine.drafting.ngrams import Ngrams
 from ramify.engine.drafting.pace import ALLOWANCE, FIRST_CREDIT, MOST, Pace
 from ramify.engine.sequence import Sequence
 from ramify.outputs import RequestOutput
-from tests.fake import fake_engine
+from tests.fake import FakeDevice, FakeLayers, fake_engine, logits_after
 from tests.unit.test_engine import Setting, Tokens, alone, check, engine_for, run_all, tokens_of, worlds
 
 VOCABULARY = 300
@@ -201,6 +204,76 @@ def test_drafters_hear_who_has_gone() -> None:
     engine.abort("r")
     assert isinstance(drafter, Prophet)
     assert sorted(drafter.forgotten) == ["r", "r-0", "r-1"]
+
+
+# -- a model that drafts -----------------------------------------------------------------------------------------
+
+
+class Alike(FakeLayers):
+    """Now and then another model than the one that it drafts for."""
+
+    def _logits(self, seen: list[int]) -> Tensor:
+        return logits_after(seen, model=int(sum(seen) % 4 == 0))
+
+
+def draft_model(num_blocks: int = 64, *, role: int = 0, max_num_batched_tokens: int = 64) -> DraftModel:
+    device = FakeDevice(num_blocks, 4, max_num_seqs=16)
+    for lane in device.lanes:
+        lane.layers = Alike(device.pools[0], 0)
+    return DraftModel(
+        device,
+        BlockManager(num_blocks, 4, enable_prefix_caching=True),
+        cost=0.05,
+        role=role,
+        vocab_size=VOCABULARY,
+        max_model_len=128,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+
+
+@given(
+    world=worlds(),
+    num_blocks=st.sampled_from([2, 9, 100]),
+    budget=st.sampled_from([1, 5, 64]),
+    data=st.data(),
+)
+@settings(max_examples=12)
+def test_every_schedule_with_a_draft_model_does_too(
+    world: Setting, num_blocks: int, budget: int, data: st.DataObject
+) -> None:
+    model = draft_model(num_blocks, max_num_batched_tokens=budget)
+    engine = engine_for(world, drafter=model)
+    pending = [each for each in enumerate(world.requests) if not each[1][1].mirostat_tau]
+    finished: dict[str, RequestOutput] = {}
+    while pending or engine.has_unfinished():
+        if pending and (not engine.has_unfinished() or data.draw(st.booleans(), label="arrives")):
+            number, (prompt, params, priority) = pending.pop(0)
+            engine.add_request(Request(str(number), None, prompt, params, priority=priority))
+        for output in engine.step():
+            finished[output.request_id] = output
+        check(engine)
+        model._manager.check()
+    for name, output in finished.items():
+        prompt, params, _ = world.requests[int(name)]
+        assert tokens_of(output) == alone(prompt, params)
+    assert model._manager.num_in_use == 0
+
+
+def test_a_draft_model_follows_what_was_drawn() -> None:
+    """Every guess of a model that is nearly the same, and the prompt of siblings computed once."""
+    params = SamplingParams(n=3, max_tokens=40, seed=5, ignore_eos=True)
+    prompt = list(range(1, 18))
+    model = draft_model()
+    engine = fake_engine(num_blocks=512, drafter=model)
+    engine.add_request(Request("r", None, prompt, params))
+    assert tokens_of(run_all(engine)["r"]) == alone(prompt, params)
+    stats = engine.stats()
+    assert 0.5 < stats["accepted_tokens"] / stats["drafted_tokens"] < 1
+    assert stats["steps"] < 40
+    device = model._step
+    assert isinstance(device, FakeDevice)
+    of_prompt = [chunk for plan in device.plans for chunk in plan.works[0].chunks if chunk.start < 16]
+    assert len(of_prompt) == 1
 
 
 # -- what was written before -----------------------------------------------------------------------------------
