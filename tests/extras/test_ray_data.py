@@ -27,7 +27,8 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: make test-extras"
 
 GSM8K = ROOT / "examples" / "problems" / "gsm8k_50.jsonl"
 TWO = ramify.ray.Pool(num_engines=2, num_cpus=1, batch_size=2)
-SLOW: Any = {"max_model_len": 512, "max_num_seqs": 2}  # so that there is a half-way
+# Two sequences at a time, so that there is a half-way; and the same bits whatever else is in a step.
+SLOW: Any = {"max_model_len": 512, "max_num_seqs": 2, "batch_invariant": True}
 
 
 def rows() -> list[dict[str, Any]]:
@@ -59,7 +60,7 @@ def killing(stage: str, folder: Path, *, after: int) -> Iterator[list[int]]:
     def watch() -> None:
         while not ends.wait(0.01) and not killed:
             if sum(path.read_bytes().count(b"\n") for path in folder.glob("*.jsonl")) >= after:
-                for process in actors(stage)[:1]:
+                for process in actors(stage)[-1:]:
                     os.kill(process, signal.SIGKILL)
                     killed.append(process)
 
@@ -97,7 +98,7 @@ def test_rows_are_those_of_one_engine_with_an_actor_killed_half_way(
     ]
     for row, wanted in zip(made, [sample for output in alone for sample in output.outputs], strict=True):
         assert (row["text"], list(row["token_ids"])) == (wanted.text, list(wanted.token_ids))
-        assert row["cumulative_logprob"] == pytest.approx(wanted.cumulative_logprob, abs=1e-3)
+        assert row["cumulative_logprob"] == wanted.cumulative_logprob
         assert [len(place) for place in row["logprobs"]] == [len(place) for place in wanted.logprobs or ()]
         assert (row["finish_reason"], row["error"]) == (str(wanted.finish_reason), None)
         assert {name: row[name] for name in ("question", "answer")} == {
@@ -125,12 +126,11 @@ def test_distill_as_a_stage_equals_the_run_of_one_engine(driver: str, small_mode
     assert (refused["line"], refused["sample"], refused["source"]) == (5, None, "here")
     assert "max_model_len" in refused["error"]
     same = ("line", "sample", "problem", "prompt", "text", "accepted", "finish_reason", "error")
-    lists = ("token_ids", "tokens", "prompt_token_ids")
-    numbers = ("alpha", "logprobs_teacher", "logprobs_theta", "logprobs_mixture")
+    ids = ("token_ids", "tokens", "prompt_token_ids")
+    lists = (*ids, "alpha", "logprobs_teacher", "logprobs_theta", "logprobs_mixture")
     for row, sample in zip(made, wanted, strict=True):
         assert {name: row[name] for name in same} == {name: sample[name] for name in same}
         assert all(list(row[name]) == sample[name] for name in lists)
-        assert all(list(row[name]) == pytest.approx(sample[name], abs=1e-4) for name in numbers)
         assert (row["final_answer"], row["source"]) == (sample["answer"], "here")
     assert driver
 
@@ -171,7 +171,7 @@ def test_the_command_on_a_cluster_equals_the_command_here(cluster: str, small_mo
         "--oracle-max-tokens",
         "4",
     ]
-    flags += ["-n", "2", "--max-tokens", "24", "--max-num-seqs", "2", "--max-model-len", "512"]
+    flags += ["-n", "2", "--max-tokens", "24", "--max-num-seqs", "2", "--max-model-len", "512", "--batch-invariant"]
     with killing("WholeProblemStage", out, after=20) as killed:
         done = subprocess.run(
             [sys.executable, "-c", "from ramify.cli import main; main()", "distill", str(path), "-o", str(out), *flags],
@@ -200,11 +200,9 @@ def test_the_command_on_a_cluster_equals_the_command_here(cluster: str, small_mo
     assert done.stdout.startswith(f"{summary.problems} problems, {summary.samples} samples, ")
     assert summary.problems >= 47
     for name in ("samples.jsonl", "answers.jsonl"):
-        told, wanted = (
-            sorted((each["line"], each["sample"], each["token_ids"]) for each in samples(place, name))
+        there, here = (
+            sorted(samples(place, name), key=lambda entry: (entry["line"], entry["sample"]))
             for place in (out, tmp_path / "here")
         )
-        assert told == wanted
-    assert [each["prompt"] for each in samples(out, "data.jsonl")] == [
-        each["prompt"] for each in samples(tmp_path / "here", "data.jsonl")
-    ]
+        assert there == here
+    assert (out / "data.jsonl").read_bytes() == (tmp_path / "here" / "data.jsonl").read_bytes()

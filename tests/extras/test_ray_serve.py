@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterator
+from typing import Any
 from urllib.request import Request, urlopen
 
 import openai
@@ -24,31 +25,31 @@ SECONDS = 120
 
 @pytest.fixture(scope="module")
 def url(driver: str, small_model: str) -> Iterator[str]:
+    """Two applications: one that routes by prefixes, and at /session one that routes by sessions."""
     from ray import serve
 
     assert driver
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    made = ramify.ray.application(
-        small_model,
-        num_replicas=2,
-        routing="session",
-        server=ServerConfig(served_model_name="tiny", api_key="sesame"),
-        pair=PairConfig(teacher=small_model, theta=small_model),
-        max_model_len=512,
-    )
-    within(30, lambda: serve.start(http_options={"host": "127.0.0.1", "port": port}))
-    within(240, lambda: serve.run(made))
+    given: Any = {"num_replicas": 2, "num_cpus": 0.5, "max_model_len": 512, "batch_invariant": True}
+    server = ServerConfig(served_model_name="tiny", api_key="sesame", max_body_bytes=4096)
+    pair = PairConfig(teacher=small_model, theta=small_model)
+    by_prefix = ramify.ray.application(small_model, routing="prefix", server=server, pair=pair, **given)
+    by_session = ramify.ray.application(small_model, routing="session", server=server, **given)
+    within(60, lambda: serve.start(http_options={"host": "127.0.0.1", "port": port}))
+    within(240, lambda: serve.run(by_prefix, name="prefix", route_prefix="/"))
+    within(240, lambda: serve.run(by_session, name="session", route_prefix="/session"))
     yield f"http://127.0.0.1:{port}"
     within(60, serve.shutdown)
 
 
-def test_the_openai_client_gets_what_one_engine_makes(url: str, small_model: str) -> None:
+@pytest.mark.parametrize("place", ["", "/session"])
+def test_the_openai_client_gets_what_one_engine_makes(url: str, place: str, small_model: str) -> None:
     params = SamplingParams(n=2, max_tokens=12, temperature=0.9, seed=7)
-    [wanted] = LLM(small_model, max_model_len=512).generate([PROMPT], params, use_tqdm=False)
+    [wanted] = LLM(small_model, max_model_len=512, batch_invariant=True).generate([PROMPT], params, use_tqdm=False)
     texts = [sample.text for sample in wanted.outputs]
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="sesame", timeout=SECONDS, max_retries=0)
+    client = openai.OpenAI(base_url=f"{url}{place}/v1", api_key="sesame", timeout=SECONDS, max_retries=0)
     asked = {"model": "tiny", "prompt": PROMPT, "n": 2, "max_tokens": 12, "temperature": 0.9, "seed": 7}
     for _ in range(4):  # whichever replica answers
         answer = client.completions.create(**asked)  # type: ignore[call-overload]
@@ -58,29 +59,34 @@ def test_the_openai_client_gets_what_one_engine_makes(url: str, small_model: str
         for choice in chunk.choices:
             streamed[choice.index] += choice.text
     assert streamed == texts
-    one, mixture = [model.id for model in client.models.list().data]
+    one, *mixtures = [model.id for model in client.models.list().data]
     assert one == "tiny"
-    assert "+" in mixture
+    assert len(mixtures) == (place == "")
     with pytest.raises(openai.BadRequestError, match="max_tokens"):
         client.completions.create(model="tiny", prompt=PROMPT, max_tokens=-1)
+    with pytest.raises(openai.APIStatusError, match="at most 4096 bytes"):
+        client.completions.create(model="tiny", prompt=PROMPT * 200)
     with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(base_url=f"{url}/v1", api_key="other", timeout=SECONDS, max_retries=0).models.list()
+        openai.OpenAI(base_url=f"{url}{place}/v1", api_key="other", timeout=SECONDS, max_retries=0).models.list()
 
 
-def cached_tokens(url: str, session: str, prompt: str) -> int:
+def cached_tokens(url: str, prompt: str, session: str | None = None) -> int:
     body = json.dumps({"model": "tiny", "prompt": prompt, "max_tokens": 1}).encode()
-    headers = {"Authorization": "Bearer sesame", "Content-Type": "application/json", "x-session-id": session}
+    headers = {"Authorization": "Bearer sesame", "Content-Type": "application/json"}
+    headers |= {} if session is None else {"x-session-id": session}
     with urlopen(Request(f"{url}/v1/completions", body, headers), timeout=SECONDS) as answer:
         usage = json.load(answer)["usage"]
     return int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
 
 
-def test_a_session_finds_its_prefix_in_the_cache(url: str) -> None:
+def test_what_opens_alike_finds_its_prefix_in_a_cache(url: str) -> None:
     for number in range(6):
-        prompt = f"Session {number} has a story of its own. " * 8
+        prompt = f"Story {number} is one of its own. " * 8
         session = f"session-{number}"
-        assert cached_tokens(url, session, prompt) < 32
-        assert cached_tokens(url, session, prompt + "It goes on.") >= 48
+        assert cached_tokens(f"{url}/session", prompt, session) < 32
+        assert cached_tokens(f"{url}/session", prompt + "It goes on.", session) >= 48
+        assert cached_tokens(url, prompt) < 32
+        assert cached_tokens(url, prompt + "It goes on.") >= 48
 
 
 def test_many_at_once_are_all_answered(url: str) -> None:

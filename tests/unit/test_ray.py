@@ -11,6 +11,7 @@ import ramify.ray
 from ramify.cli import main
 from ramify.errors import InvalidInputError, RamifyError
 from ramify.ray.cluster import reason_of
+from ramify.ray.front import opening
 from ramify.ray.row_journal import RowJournal, row_name
 
 GSM8K = Path(__file__).parents[2] / "examples" / "problems" / "gsm8k_50.jsonl"
@@ -105,3 +106,25 @@ def test_as_many_rows_as_keep_an_engine_full() -> None:
     assert pool.rows_at_a_time({}, n=1) == 64
     assert pool.rows_at_a_time({"max_num_seqs": 8}, n=4) == 1
     assert ramify.ray.Pool(batch_size=5).rows_at_a_time({}, n=1) == 5
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"prompt": "Once upon"}', "Once upon"),
+        (b'{"prompt": ["Once", "twice"]}', "Once"),
+        (b'{"prompt": [5, 6]}', "5 6"),
+        (b'{"prompt": [[5, 6], [7]]}', "5 6"),
+        (
+            b'{"messages": [{"role": "user", "content": "Hi"}, {"content": [{"text": "you"}]}, 3]}',
+            'Hi\n[{"text": "you"}]',
+        ),
+        (b'{"messages": [], "prompt": ""}', "/path"),
+        (b"[" * 100_000, "/path"),
+        (b"\xff", "/path"),
+        (b"7", "/path"),
+        (b"", "/path"),
+    ],
+)
+def test_what_a_request_opens_with(body: bytes, told: str) -> None:
+    assert opening("/path", body) == told
