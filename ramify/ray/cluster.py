@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from typing import Any
 
-from ramify.errors import RamifyError
+from ramify.errors import InvalidInputError, RamifyError
 
 _LONGEST = 300  # characters of a reason that is told
+_SECONDS_TO_CONNECT = 10.0
 
 
 def ray_module(name: str = "ray") -> Any:
@@ -30,18 +32,29 @@ def joined(address: str | None) -> Iterator[None]:
     ray = ray_module()
     with redirect_stdout(sys.stderr):
         try:
+            if address is not None:
+                _knock(address)
             ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR")
         except Exception as error:  # of many kinds, by what is wrong with the address or the cluster
             where = f"at {address}" if address else "on this machine (ray start --head starts one)"
             reason = " ".join(str(error).split())[:_LONGEST]
             raise RamifyError(
                 f"no Ray cluster answers {where}. --ray-address HOST:PORT names one, and a cluster that asks for a "
-                f"token needs RAY_AUTH_MODE=token. Ray said: {reason}"
+                f"token needs RAY_AUTH_MODE=token. The reason: {reason}"
             ) from None
         try:
             yield
         finally:
             ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raises if nothing listens there: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        raise InvalidInputError(f"ray_address must be HOST:PORT, got {address!r}")
+    with socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT):
+        pass
 
 
 def reason_of(error: BaseException) -> str:

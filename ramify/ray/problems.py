@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,8 +180,9 @@ class _ClusterWriter:
 
     def _rows(self, problems: Sequence[Problem]) -> Iterator[dict[str, Any]]:
         data = ray_module("ray.data")
-        context = data.DataContext.get_current()
-        context.enable_progress_bars = False  # the run shows its own
+        data.DataContext.get_current().enable_progress_bars = False  # the run shows its own
+        for handler in logging.getLogger("ray.data").handlers:
+            handler.addFilter(_is_warning)
         n = 1 if self._asks_oracle else self._recipe.n
         # A block is what is handed over and comes back as a whole: small ones, so that little is lost with one.
         size = min(self._pool.rows_at_a_time(self._options, n), max(1, len(problems) // 8))
@@ -213,6 +215,11 @@ class ClusterWriters:
 
     def answers(self) -> Writer:
         return _ClusterWriter(self.recipe, self.options, self.pool, asks_oracle=True)
+
+
+def _is_warning(record: logging.LogRecord) -> bool:
+    """Errors are raised and told in one line; Ray Data would tell before them all that led there."""
+    return record.levelno == logging.WARNING
 
 
 def _problem(row: Mapping[str, Any]) -> Problem:

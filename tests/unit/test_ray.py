@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import ramify.ray
 from ramify.cli import main
 from ramify.errors import InvalidInputError, RamifyError
-from ramify.ray.cluster import reason_of
+from ramify.ray.cluster import joined, reason_of
 from ramify.ray.front import opening
 from ramify.ray.row_journal import RowJournal, row_name
 
@@ -86,6 +88,17 @@ def test_a_row_is_known_by_all_that_decides_what_it_becomes() -> None:
     seeds = {ramify.ray.row_seed(seed, prompt, key) for seed in (0, 1) for prompt in ("a", "b") for key in (None, 1)}
     assert len(seeds) == 8
     assert all(0 <= seed < 2**64 for seed in seeds)
+
+
+def test_an_address_where_nobody_listens_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(RamifyError, match=f"no Ray cluster answers at {address}.*refused"), joined(address):
+            pass
+    with pytest.raises(RamifyError, match="must be HOST:PORT, got 'there'"), joined("there"):
+        pass
 
 
 def test_the_engines_own_error_is_found_in_rays_report() -> None:
