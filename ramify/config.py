@@ -56,7 +56,8 @@ class ModelConfig:
     enforce_eager: bool = setting(False, "no CUDA graphs; on a CPU no compiled kernels")
     dequantize: bool = setting(
         False,
-        "on a CPU: hold all weights as float32, whatever the checkpoint's format; load_weights may then replace any",
+        "hold all weights as numbers (on a CPU float32), whatever the checkpoint's format; load_weights may then "
+        "replace any",
     )
     batch_invariant: bool = setting(
         False, "a request's tokens and logprobs are the same to the bit whatever else runs; slower"

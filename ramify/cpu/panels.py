@@ -51,6 +51,10 @@ class Panels:
         )
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.data,)
+
+    @property
     def num_bytes(self) -> int:
         return self.data.nbytes
 

@@ -32,6 +32,7 @@ from ramify.engine.drafting.lookup import LookupDrafter
 from ramify.engine.drafting.speculation import Speculation
 from ramify.engine.scheduler import Scheduler
 from ramify.errors import InvalidInputError, ModelError, UnsupportedError
+from ramify.gpu.packed_parts import DevicePacking
 from ramify.models.decoder import Decoder
 from ramify.models.loader import ModelLoader, resolve_device
 from ramify.parallel.leading import LeadingLayers
@@ -74,7 +75,7 @@ def build_engine(config: EngineConfig, say: Callable[[str], None], *, is_replica
     prepared = PreparedModel(config, loader)
     packing = _cpu_packing(config, say)
     team = start_team([loader], config, uses_panels=packing is not None)
-    (decoder,) = _load([loader], packing, team)
+    (decoder,) = _load([loader], config, packing, team)
     drafting = _load_draft_model(config, prepared.codec.tokenizer, decoder, packing, say)
     max_model_len = config.model_config.resolve_max_model_len(decoder.arch.max_position_embeddings)
     core = _assemble(
@@ -112,7 +113,7 @@ def build_pair(
     packing = _cpu_packing(teacher, say)
     student_drafts = _student_drafts(teacher)
     team = start_team(prepared.distinct_loaders, teacher, uses_panels=packing is not None)
-    decoders = _load(prepared.distinct_loaders, packing, team)
+    decoders = _load(prepared.distinct_loaders, teacher, packing, team)
     lengths = [teacher.model_config.resolve_max_model_len(each.arch.max_position_embeddings) for each in decoders]
     ends = frozenset[int]().union(
         *(_end_token_ids(decoders[-role], tokenizer, say) for role, tokenizer in enumerate(prepared.tokenizers))
@@ -141,10 +142,12 @@ def _check_alone(config: EngineConfig, *, is_replica: bool) -> None:
         )
 
 
-def _load(loaders: Sequence[ModelLoader], packing: PanelPacking | None, team: Team | None) -> list[Decoder]:
+def _load(
+    loaders: Sequence[ModelLoader], config: EngineConfig, packing: PanelPacking | None, team: Team | None
+) -> list[Decoder]:
     """All ranks at the same time, where there are several."""
     if team is None:
-        return [loader.load_model(packing=packing) for loader in loaders]
+        return [loader.load_model(packing=packing or _gpu_packing(config, loader)) for loader in loaders]
     try:
         decoders = [loader.load_model(packing=packing, ranks=team.ranks) for loader in loaders]
         team.wait_until_loaded()
@@ -266,7 +269,7 @@ def _load_draft_model(
         raise InvalidInputError(
             f"speculation: the draft model {name!r} must have the tokenizer of the model that it drafts for"
         ) from None
-    return loader.load_model(packing=packing)
+    return loader.load_model(packing=packing or _gpu_packing(config, loader))
 
 
 def _student_drafts(config: EngineConfig) -> bool:
@@ -352,6 +355,15 @@ def _device_step(
         use_graphs=not options.enforce_eager,
         batch_invariant=options.batch_invariant,
     )
+
+
+def _gpu_packing(config: EngineConfig, loader: ModelLoader) -> DevicePacking | None:
+    """Who brings a quantised folder's weights to a GPU as they are; None: they become numbers of the model's dtype."""
+    model = config.model_config
+    device = resolve_device(model.device)
+    if device.type == "cpu" or model.dequantize or model.batch_invariant or loader.architecture.quantization is None:
+        return None
+    return DevicePacking(device, loader.dtype_on(device))
 
 
 def _cpu_packing(config: EngineConfig, say: Callable[[str], None]) -> PanelPacking | None:

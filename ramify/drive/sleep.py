@@ -70,9 +70,11 @@ class Sleeper:
             pool.give_back()
         on_cpu = self._decoder.device.type == "cpu"
         if level == 2 or not on_cpu:
-            for linear in linears(self._decoder):
-                linear.drop()
             tensors = [tensor for _, tensor in parameters(self._decoder) if tensor.device.type != "meta"]
+            for linear in linears(self._decoder):
+                if level == 2:
+                    linear.drop()
+                tensors += [tensor for part in linear.parts.values() for tensor in part.tensors]
             self._weights = PutAway(tensors, keep=level == 1)
         if not on_cpu:
             torch.cuda.empty_cache()

@@ -37,6 +37,8 @@ from ramify.gpu.kernels.rope_write import rope_and_write
 from ramify.gpu.kernels.row_product import Norm
 from ramify.gpu.kernels.stretches import EvenCuts, PositionCuts
 from ramify.gpu.kernels.walk import EXACT_BLOCK_M
+from ramify.gpu.packed_parts import settle
+from ramify.gpu.packed_weight import PackedWeight
 from ramify.gpu.paged import PagedDecode
 from ramify.gpu.products import DenseWeight, Stream, Weight
 from ramify.gpu.prompts import PromptAttention
@@ -71,7 +73,8 @@ class GpuLayers:
         arch = decoder.arch
         if batch_invariant:
             _check_invariant(arch, decoder.dtype)
-        weight: Callable[[Linear], Weight] = InvariantWeight if batch_invariant else DenseWeight
+        settle(decoder)
+        weight: Callable[[Linear], Weight] = InvariantWeight if batch_invariant else _weight
         self._cuts = PositionCuts(max_model_len) if batch_invariant else None
         self.decoder = decoder
         self.pool = pool
@@ -112,10 +115,10 @@ class GpuLayers:
     def forward(self, batch: Batch, rows: Sequence[int] | None = None) -> Tensor:
         """Batch of T rows -> hidden states after the last norm (R, hidden)."""
         arch = self.decoder.arch
-        stream = Stream(F.embedding(batch.token_ids, self.decoder.embedding))
-        total = stream.values.shape[0]
-        queries = stream.values.new_empty(total, arch.num_heads, arch.head_dim)
-        inner = stream.values.new_empty(total, arch.intermediate_size)
+        embedded = F.embedding(batch.token_ids, self.decoder.embedding)
+        stream, total = Stream(embedded), embedded.shape[0]
+        queries = embedded.new_empty(total, arch.num_heads, arch.head_dim)
+        inner = embedded.new_empty(total, arch.intermediate_size)
         for index, layer in enumerate(self._layers):
             qkv = layer.qkv.from_stream(stream, layer.input_norm)
             self._rotate_and_write(index, qkv, batch, queries)
@@ -159,6 +162,10 @@ class GpuLayers:
         if self._prompts is not None:
             out[count:] = self._prompts.attend(queries[count:], kv)
         return out
+
+
+def _weight(linear: Linear) -> Weight:
+    return PackedWeight(linear) if linear.parts else DenseWeight(linear)
 
 
 def _check_invariant(arch: Architecture, dtype: torch.dtype) -> None:

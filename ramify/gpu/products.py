@@ -57,17 +57,32 @@ class Stream:
     """The residual stream (T, hidden), and what the last product adds to it before it is next read."""
 
     def __init__(self, values: Tensor) -> None:
-        self.values = values
+        self._values = values
         self._pending: Parts | None = None
         self._normed = torch.empty_like(values)
 
+    @property
+    def values(self) -> Tensor:
+        """With what is pending: where weights of several kinds follow each other, one may not wait for a norm."""
+        if self._pending is not None:
+            parts, bias = self._pending
+            total = parts.float().sum(0) if bias is None else parts.float().sum(0) + bias
+            self._values += total.to(self._values.dtype)
+            self._pending = None
+        return self._values
+
+    @property
+    def num_rows(self) -> int:
+        return self._values.shape[0]
+
     def add(self, delta: Parts) -> None:
+        assert self._pending is None, "what was added before is taken in by the norm between"
         self._pending = delta
 
     def normed(self, norm: Norm) -> Tensor:
         """Takes in what is pending; returns the norm (T, hidden), in memory that the next one will overwrite."""
-        overlap = can_overlap(self.values.device)
-        add_rms_norm(self.values, self._pending, norm.weight, norm.eps, self._normed, overlap=overlap)
+        overlap = can_overlap(self._values.device)
+        add_rms_norm(self._values, self._pending, norm.weight, norm.eps, self._normed, overlap=overlap)
         self._pending = None
         return self._normed
 
@@ -99,7 +114,7 @@ class DenseWeight:
         self._linear = linear
 
     def from_stream(self, stream: Stream, norm: Norm) -> Parts:
-        if not has_one_row(stream.values):
+        if stream.num_rows != 1:
             return self._product(stream.normed(norm))
         out = stream.values.new_empty(1, self._linear.weight.shape[0])
         self._row_product(stream.values, out, ROW_TILES, norm=norm)
@@ -108,7 +123,7 @@ class DenseWeight:
     def gated_from_stream(self, stream: Stream, norm: Norm, out: Tensor) -> None:
         weight, bias = self._linear.weight, self._linear.bias
         overlap = can_overlap(out.device)
-        if has_one_row(stream.values):
+        if stream.num_rows == 1:
             row_gate_up(stream.values, weight, out, tiles=ROW_GATE_UP_TILES, bias=bias, norm=norm, overlap=overlap)
             return
         x = stream.normed(norm)

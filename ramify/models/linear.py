@@ -61,6 +61,10 @@ class Packed(Protocol):
     def stored_in(self) -> QuantFormat: ...
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that it holds."""
+
+    @property
     def num_bytes(self) -> int: ...
 
     def rows(self, ids: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ class ModelLoader:
                 arch = read_architecture(self.path)
                 dtype = self._dtype(arch.dtype, target)
                 stored_dtype = DTYPES.get(arch.dtype, torch.float32) if packing is not None else dtype
-                self._check_memory(target, arch.num_weights * stored_dtype.itemsize)
+                self._check_memory(target, _dummy_size(arch, stored_dtype, is_packed=packing is not None))
                 decoder = Decoder(arch, dtype, target, packing, ranks)
                 weights.fill_randomly(decoder, self.config.seed % 2**63, stored_dtype)
                 return decoder
@@ -135,9 +135,21 @@ class ModelLoader:
             return GenerationDefaults(embedded.RECOMMENDED, f"the model card of {embedded.NAME}")
         return said
 
+    def dtype_on(self, device: torch.device) -> torch.dtype:
+        """What this model is computed in there."""
+        return self._dtype(self.architecture.dtype, device)
+
     def _dtype(self, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
         has_bfloat16 = device.type == "cpu" or torch.cuda.is_bf16_supported()
         return choose_dtype(self.config.dtype, checkpoint_dtype, device.type, has_bfloat16=has_bfloat16)
+
+
+def _dummy_size(arch: Architecture, dtype: torch.dtype, *, is_packed: bool) -> int:
+    """Bytes of random weights: quantised ones are in layers, and a byte or so for each 32 is theirs."""
+    if not is_packed or arch.quantization is None:
+        return arch.num_weights * dtype.itemsize
+    outside = arch.vocab_size * arch.hidden_size * (1 if arch.tie_embeddings else 2)
+    return outside * dtype.itemsize + (arch.num_weights - outside) * (arch.quantization.bits + 1) // 8
 
 
 def choose_dtype(asked: ModelDType, checkpoint_dtype: str, device_type: str, *, has_bfloat16: bool) -> torch.dtype:

@@ -17,7 +17,10 @@ from torch import Tensor
 
 from ramify.models.gguf_quants import QuantFormat
 from ramify.models.number_formats import FP8_BLOCK, FP8_FORMAT, INT4_FORMATS, INT8_FORMATS, NumberFormat, group_format
+from ramify.models.quantization_config import Quantization
 from ramify.models.stored import StoredTensor
+
+USUAL = 0.02  # the standard deviation of random weights
 
 
 def dequantize_int4(blocks: Tensor, out: Tensor) -> None:
@@ -113,3 +116,28 @@ def dequantized_fp8(weight: Tensor, scales: Tensor) -> Tensor:
     outputs, depth = weight.shape
     spread = scales.float().repeat_interleave(FP8_BLOCK, dim=0)[:outputs]
     return weight.float() * spread.repeat_interleave(FP8_BLOCK, dim=1)[:, :depth]
+
+
+def random_blocks(quantization: Quantization, shape: tuple[int, int], generator: torch.Generator) -> StoredTensor:
+    """Random weights of a usual magnitude, on the generator's device; as float32 where no block holds such rows."""
+    outputs, depth = shape
+    group_size = depth if quantization.group_size == -1 else quantization.group_size
+    facts = None if depth % FP8_BLOCK else FP8_FORMAT
+    if quantization.method != "fp8":
+        facts = group_format(quantization.bits, group_size, depth)
+    device = generator.device
+    if facts is None:
+        return StoredTensor.of(torch.empty(shape, device=device).normal_(0.0, USUAL, generator=generator))
+    quant_format = PACKED_FORMATS[facts.name]
+    count = outputs * depth // facts.block_size
+    blocks = torch.empty(count, facts.block_bytes, dtype=torch.uint8, device=device).random_(generator=generator)
+    if quantization.method == "fp8":
+        blocks[:, 4:] &= 0xF7  # not what is no number
+        scale = torch.tensor([USUAL / 100], dtype=torch.float32, device=device)
+    else:
+        middle = 2 ** (quantization.bits - 1)
+        blocks[:, 2] = middle
+        scale = torch.tensor([USUAL * 12**0.5 / (2 * middle)], dtype=torch.float16, device=device)
+    octets = scale.view(torch.uint8)
+    blocks[:, : len(octets)] = octets
+    return StoredTensor(blocks.view(-1), quant_format, shape)

@@ -31,7 +31,7 @@ class StoredTensor:
     @classmethod
     def of(cls, tensor: Tensor) -> StoredTensor:
         """A tensor of floating-point numbers, in its own format; float64 becomes float32."""
-        tensor = (tensor.float() if tensor.dtype is torch.float64 else tensor).cpu().contiguous()
+        tensor = (tensor.float() if tensor.dtype is torch.float64 else tensor).contiguous()
         return cls(tensor.view(-1).view(torch.uint8), FORMATS_BY_DTYPE[tensor.dtype], tuple(tensor.shape))
 
     @property

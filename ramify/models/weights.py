@@ -12,6 +12,7 @@ from ramify.errors import WeightsError
 from ramify.models.decoder import Decoder, Parameter, parameters, places
 from ramify.models.families import Architecture
 from ramify.models.linear import Packing
+from ramify.models.packed_quants import random_blocks
 from ramify.models.shards import Ranks
 from ramify.models.stored import Part, StoredTensor
 
@@ -109,8 +110,8 @@ def replace_one(decoder: Decoder, name: str, tensor: Tensor) -> None:
 
 
 def _put(decoder: Decoder, target: Parameter, tensor: Tensor | StoredTensor) -> None:
-    if target.matrix is not None and decoder.packing is not None:
-        stored = StoredTensor.of(tensor) if isinstance(tensor, Tensor) else tensor
+    if target.matrix is not None and decoder.packing is not None and target.tensor.is_meta:
+        stored = StoredTensor.of(tensor.to(decoder.device)) if isinstance(tensor, Tensor) else tensor
         target.matrix.put(target.first_row, stored, decoder.packing)
     else:
         target.tensor.copy_(_numbers(tensor))
@@ -129,13 +130,19 @@ def fill_randomly(decoder: Decoder, seed: int, dtype: torch.dtype) -> None:
             tensor.fill_(1.0)
         elif name.endswith(".bias"):
             tensor.zero_()
+        elif decoder.packing is not None and decoder.arch.quantization is not None and ".layers." in name:
+            assert matrix is not None, "norms and biases are not quantised"
+            blocks = random_blocks(decoder.arch.quantization, (shape[0], shape[1]), generator)
+            part = decoder.shard.part(name)
+            matrix.put(first_row, blocks if part is None else blocks.cut(part), decoder.packing)
         elif matrix is None or decoder.packing is None:
             drawn = tensor if decoder.ranks is None else torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
             drawn.normal_(0.0, 0.02, generator=generator)
             if decoder.ranks is not None:
                 tensor.copy_(decoder.shard.cut(name, drawn))
         else:
-            numbers = decoder.shard.cut(name, torch.empty(shape).normal_(0.0, 0.02, generator=generator))
+            drawn = torch.empty(shape, device=decoder.device).normal_(0.0, 0.02, generator=generator)
+            numbers = decoder.shard.cut(name, drawn)
             matrix.put(first_row, StoredTensor.of(numbers.to(dtype)), decoder.packing)
 
 

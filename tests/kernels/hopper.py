@@ -15,11 +15,12 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from ramify.config import AlphaMethod, MixtureConfig
-from ramify.gpu import products
+from ramify.gpu import packed_weight, products
 from ramify.gpu.kernels.activation import silu_and_multiply
 from ramify.gpu.kernels.controls import ControlTables, control_blocks, count_drawn, match_words
 from ramify.gpu.kernels.floors import FloorScratch, find_floors
 from ramify.gpu.kernels.norm import add_rms_norm
+from ramify.gpu.kernels.packed_product import packed_product
 from ramify.gpu.kernels.parts import Parts
 from ramify.gpu.kernels.race import BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
 from ramify.gpu.kernels.rope_write import rope_and_write
@@ -27,6 +28,9 @@ from ramify.gpu.kernels.row_product import Norm, row_gate_up, row_product
 from ramify.gpu.kernels.tiled_product import Tiles, tiled_gate_up, tiled_product
 from ramify.gpu.kernels.top_logprobs import Processing, Reports, report
 from ramify.gpu.mixer import mix
+from ramify.gpu.packed_parts import DevicePacking, PackedPart
+from ramify.models.packed_quants import PACKED_FORMATS
+from ramify.models.stored import StoredTensor
 
 CPU = torch.device("cpu")
 SHARED_MEMORY = 227 * 1024
@@ -100,6 +104,20 @@ def products_of_few_rows(dtype: torch.dtype) -> None:
     tiled_gate_up(x, weight, torch.zeros(300, inner, dtype=dtype), Tiles(64, 64, 3, 8, rows=128))
 
 
+def products_of_few_bits(dtype: torch.dtype) -> None:
+    hidden, outputs = 1536, 2048
+    for name, quant_format in PACKED_FORMATS.items():
+        data = torch.zeros(outputs * hidden // quant_format.block_size * quant_format.block_bytes, dtype=torch.uint8)
+        part = DevicePacking(CPU, dtype).pack(StoredTensor(data, quant_format, (outputs, hidden)))
+        assert isinstance(part, PackedPart), name
+        for rows in (1, 64, 300) if name == "INT4x128" else (64,):
+            x, tiles = torch.zeros(rows, hidden, dtype=dtype), packed_weight.tiles_for(rows)
+            packed_product(x, part, torch.zeros(1, rows, outputs), tiles, overlap=True)
+        packed_product(
+            x, part, torch.zeros(1, rows, outputs, dtype=dtype), tiles, bias=torch.zeros(outputs, dtype=dtype)
+        )
+
+
 def sampler(vocab_size: int) -> None:
     rows = 2
     logits, ones = torch.zeros(rows, vocab_size), torch.ones(rows)
@@ -138,5 +156,6 @@ if __name__ == "__main__":
     compile_instead_of_running()
     layers(torch.bfloat16)
     products_of_few_rows(torch.bfloat16)
+    products_of_few_bits(torch.bfloat16)
     sampler(151_936)
     mixture(151_936)

@@ -26,6 +26,7 @@ KERNELS = {
     "_report",
     "_count_larger",
     "_row_product",
+    "_packed_product",
     "_tiled_product",
     "_tiled_gate_up",
     "survey",
