@@ -39,11 +39,11 @@ def repeating_requests(count: int, numbers: random.Random) -> list[bits.Asked]:
     ]
 
 
-@pytest.mark.parametrize("speculation", ["ngram", "suffix"])
+@pytest.mark.parametrize("speculation", [pytest.param("ngram", marks=pytest.mark.long), "suffix"])
 def test_bits_are_the_same_with_drafts_where_they_are_batch_invariant(folder: Path, speculation: str) -> None:
     """Tokens, logprobs and ranks; with one request at a time, and with many beside each other."""
     numbers = random.Random(3)
-    asked = repeating_requests(16, numbers)
+    asked = repeating_requests(12, numbers)
     plain = bits.told_alone(engine(folder, batch_invariant=True), asked)
     drafting = engine(folder, batch_invariant=True, speculation=speculation)
     bits.check(plain, bits.told_alone(drafting, asked), asked)

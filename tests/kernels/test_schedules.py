@@ -21,6 +21,7 @@ from ramify.device.graphs import padded
 from ramify.device.last_draws import LastDraws
 from ramify.device.step import DeviceStep
 from ramify.engine.demands import Demands, SamplerChoice
+from ramify.engine.drafting.drafter import Drafter
 from ramify.engine.plan import Onward, Work
 from ramify.gpu.sampler import KernelSampler
 from ramify.sampling import columns as column
@@ -28,6 +29,7 @@ from ramify.sampling.draw import NoiseKeys, draw
 from ramify.sampling.mixing import Mixer
 from tests.fake import VOCAB, fake_engine
 from tests.unit.test_engine import Setting, alone, check, engine_for, tokens_of, worlds
+from tests.unit.test_speculation import Prophet
 from tests.unit.test_two_models import Asked, by_hand, run_both, told_by
 
 # The interpreter takes some 20 ms a draw; layers that read tokens back are on the CPU everywhere.
@@ -51,10 +53,12 @@ class TorchKernels(KernelSampler):
         drawn.logprobs.copy_(logits[0].log_softmax(-1).gather(1, drawn.token_ids[:, None])[:, 0])
 
 
-def run(world: Setting, data: st.DataObject, kernels: KernelSampler | None = None) -> None:
+def run(
+    world: Setting, data: st.DataObject, kernels: KernelSampler | None = None, drafter: Drafter | None = None
+) -> None:
     if kernels is None:
         kernels = KernelSampler(padded(world.max_num_seqs), VOCAB, CPU, "raw")
-    engine = engine_for(world, kernels=kernels)
+    engine = engine_for(world, kernels=kernels, drafter=drafter)
     pending = list(enumerate(world.requests))
     finished: dict[str, RequestOutput] = {}
     while pending or engine.has_unfinished():
@@ -93,6 +97,35 @@ def test_rows_that_go_on_are_found_in_every_schedule(world: Setting, data: st.Da
     ]
     world = replace(world, runs_ahead=True, requests=asked)
     run(world, data, TorchKernels(padded(world.max_num_seqs), VOCAB, CPU, "raw"))
+
+
+@given(world=worlds(), acceptance=st.sampled_from([0.3, 0.9, 1.0]), data=st.data())
+@settings(max_examples=8, deadline=None)
+def test_drafts_change_nothing_where_steps_run_ahead(world: Setting, acceptance: float, data: st.DataObject) -> None:
+    """Who is drafted for, and who goes on unseen: the same tracks, by turns."""
+    asked = [(prompt, _plain(params), priority) for prompt, params, priority in world.requests]
+    world = replace(world, runs_ahead=True, requests=asked)
+    truths = {str(number): alone(prompt, params) for number, (prompt, params, _) in enumerate(asked)}
+    run(world, data, TorchKernels(padded(world.max_num_seqs), VOCAB, CPU, "raw"), Prophet(truths, acceptance))
+
+
+def test_kernels_draw_after_drafted_tokens() -> None:
+    """Plain rows in the interpreter; what looks back at drafted tokens is drawn by torch's operators."""
+    world = Setting(4, 50, 4, 64, True, False, 0, True)
+    asked: list[dict[str, Any]] = [{"logprobs": 2}, {"repetition_penalty": 1.5, "frequency_penalty": 0.5}]
+    world.requests.extend(
+        ([number + 1, 5], SamplingParams(seed=3, max_tokens=6, ignore_eos=True, **options), 0)
+        for number, options in enumerate(asked)
+    )
+    truths = {str(number): alone(prompt, params) for number, (prompt, params, _) in enumerate(world.requests)}
+    engine = engine_for(world, kernels=KernelSampler(4, VOCAB, CPU, "raw"), drafter=Prophet(truths, 0.7))
+    for number, (prompt, params, _) in enumerate(world.requests):
+        engine.add_request(Request(str(number), None, prompt, params))
+    finished: dict[str, RequestOutput] = {}
+    while engine.has_unfinished():
+        finished |= {output.request_id: output for output in engine.step()}
+    assert {number: tokens_of(output) for number, output in finished.items()} == truths
+    assert 0 < engine.stats()["accepted_tokens"] < engine.stats()["drafted_tokens"]
 
 
 def _plain(params: SamplingParams) -> SamplingParams:

@@ -158,8 +158,10 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.tuples(*map(values_of, arguments))
     if arguments:
         return st.one_of(*map(values_of, arguments))
-    hints = get_type_hints(kind)
-    return st.builds(kind, **{name: values_of(hint) for name, hint in hints.items()})
+    # Later: a part may hold another of its kind.
+    return st.deferred(
+        lambda: st.builds(kind, **{name: values_of(hint) for name, hint in get_type_hints(kind).items()})
+    )
 
 
 @pytest.mark.parametrize("kind", [*get_args(ToEngine), *get_args(ToFront)], ids=lambda kind: kind.__name__)

@@ -99,7 +99,7 @@ def run_with_drafts(world: Setting, data: st.DataObject) -> None:
 
 
 @given(world=worlds(), data=st.data())
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_every_schedule_with_drafts_gives_what_each_request_would_get_alone(
     world: Setting, data: st.DataObject
 ) -> None:
@@ -237,7 +237,7 @@ def draft_model(num_blocks: int = 64, *, role: int = 0, max_num_batched_tokens: 
     budget=st.sampled_from([1, 5, 64]),
     data=st.data(),
 )
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_every_schedule_with_a_draft_model_does_too(
     world: Setting, num_blocks: int, budget: int, data: st.DataObject
 ) -> None:
