@@ -207,16 +207,12 @@ class Assembly:
 
     def _sample(self, message: Sample) -> CompletionOutput:
         token_ids = integers_of(message.token_ids)
-        text = self._codec.make_stream(self._params)
-        end = None if message.finish_reason is None else (message.finish_reason, message.stop_reason)
-        for length, token_id in enumerate(token_ids, start=1):
-            _grow(text, token_id, length, self._params, end if length == len(token_ids) else None)
         rows = None
         if message.reports is not None:
             rows = LogprobRows(token_ids, [report_of(report) for report in message.reports], self._decode)
         return CompletionOutput(
             index=message.index,
-            text=text.visible,
+            text=self._text(message, token_ids),
             token_ids=tuple(token_ids),
             cumulative_logprob=message.cumulative_logprob,
             logprobs=rows,
@@ -228,6 +224,16 @@ class Assembly:
             kept=None if message.kept is None else tuple(message.kept),
             processed_logprobs=None if rows is None else rows.processed,
         )
+
+    def _text(self, message: Sample, token_ids: Sequence[int]) -> str:
+        text = self._codec.make_stream(self._params)
+        end = None if message.finish_reason is None else (message.finish_reason, message.stop_reason)
+        if end is not None and not self._params.stop_strings:  # a whole text costs less than its parts
+            is_said = self._params.include_stop_str_in_output or not _ended_by_token(*end)
+            return text.of_whole(token_ids if is_said else token_ids[:-1], ended=True)
+        for length, token_id in enumerate(token_ids, start=1):
+            _grow(text, token_id, length, self._params, end if length == len(token_ids) else None)
+        return text.visible
 
     def _growth(self, message: Growth) -> GrowthStep:
         # Fork before anything grows: a parent is meant as it was before the step.
@@ -282,7 +288,7 @@ class Assembly:
 
     def _ranked(self, samples: Sequence[CompletionOutput]) -> tuple[list[CompletionOutput], list[Standing] | None]:
         """By the caller's own function; the samples are all children in their order."""
-        best = best_of([(sample, _is_empty(sample)) for sample in samples], self._params.score, self._params.n)
+        best = best_of([(sample, is_empty(sample)) for sample in samples], self._params.score, self._params.n)
         if best.error is not None:
             self._error = best.error
         return best.outputs, best.standings
@@ -316,7 +322,7 @@ def _grow(
         text.push(token_id, may_stop=may_stop)
         return
     reason, stop_reason = end
-    if reason is FinishReason.STOP and not isinstance(stop_reason, str):  # the token itself is the end
+    if _ended_by_token(reason, stop_reason):
         if params.include_stop_str_in_output:
             text.push(token_id, may_stop=False)
         text.end(may_stop=False)
@@ -324,7 +330,12 @@ def _grow(
         text.end(may_stop=may_stop and reason in (FinishReason.STOP, FinishReason.LENGTH))
 
 
-def _is_empty(sample: CompletionOutput) -> bool:
+def _ended_by_token(reason: FinishReason, stop_reason: StopReason) -> bool:
+    """Whether the last token itself is the end."""
+    return reason is FinishReason.STOP and not isinstance(stop_reason, str)
+
+
+def is_empty(sample: CompletionOutput) -> bool:
     """No token before the one that ended it."""
-    ended_by_token = sample.finish_reason is FinishReason.STOP and not isinstance(sample.stop_reason, str)
-    return len(sample.token_ids) == int(ended_by_token)
+    is_end_told = sample.finish_reason is not None and _ended_by_token(sample.finish_reason, sample.stop_reason)
+    return len(sample.token_ids) == int(is_end_told)

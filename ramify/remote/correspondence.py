@@ -15,7 +15,7 @@ from ramify.outputs import RequestOutput
 from ramify.remote.assembly import Assembly
 from ramify.remote.link import Link
 from ramify.remote.messages import Abort, Failed, Soundness, Told, floats_of, integers_of
-from ramify.remote.packing import add_of, own_error_of, report_of
+from ramify.remote.packing import SentParams, add_of, own_error_of, report_of
 from ramify.text.codec import TextCodec
 
 
@@ -39,6 +39,7 @@ class Correspondence:
         self._deliver = deliver
         self._fail = fail
         self._lose = lose
+        self._sent: SentParams | None = None  # the last: many requests have the same parameters
         self._numbers = count()
         self._number_of: dict[str, int] = {}
         self._assemblies: dict[int, Assembly] = {}
@@ -49,7 +50,10 @@ class Correspondence:
     def send(self, request: Request, earlier: Assembly | None = None) -> None:
         """Its outputs go on where those of an `earlier` try ended, if there was one. Raises if it is too large."""
         number = next(self._numbers)
-        add = add_of(self._model, number, request)
+        sent = self._sent
+        if sent is None or sent.params is not request.sampling_params:
+            sent = self._sent = SentParams(request.sampling_params)
+        add = add_of(self._model, number, request, sent)
         self._number_of[request.request_id] = number
         self._assemblies[number] = Assembly(request, self._codec, earlier)
         try:

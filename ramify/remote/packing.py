@@ -75,25 +75,35 @@ def check_crosses(params: SamplingParams, refusal: str = NO_PROCESSORS) -> None:
         raise UnsupportedError(refusal)
 
 
-def add_of(model: int, number: int, request: Request) -> Add:
-    """The request as the engine is to see it: samples that are ranked here are plain samples there."""
-    params = request.sampling_params
-    changes: dict[str, Any] = {}
-    if is_ranked_here(params):
-        changes = {"n": params.num_samples, "best_of": None, "strategy": None, "score": "cumulative_logprob"}
-    if is_told(params):
-        changes["output_kind"] = OutputKind.FINAL_ONLY
-    sent = replace(params, **changes) if changes else params
-    said = {field.name: getattr(sent, field.name) for field in fields(sent)}
+class SentParams:
+    """Parameters as the engine is to see them: samples that are ranked here are plain samples there.
+
+    Made once for all requests that have the same.
+    """
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.params = params
+        self.is_told = is_told(params)
+        changes: dict[str, Any] = {}
+        if is_ranked_here(params):
+            changes = {"n": params.num_samples, "best_of": None, "strategy": None, "score": "cumulative_logprob"}
+        if self.is_told:
+            changes["output_kind"] = OutputKind.FINAL_ONLY
+        sent = replace(params, **changes) if changes else params
+        said = {field.name: getattr(sent, field.name) for field in fields(sent)}
+        self.said = {name: value for name, value in said.items() if value != DEFAULTS[name]}
+
+
+def add_of(model: int, number: int, request: Request, sent: SentParams) -> Add:
     own, *others = request.root.tracks
     return Add(
         model=model,
         number=number,
         token_ids=integers(own.prompt_token_ids),
-        params={name: value for name, value in said.items() if value != DEFAULTS[name]},
+        params=sent.said,
         priority=request.priority,
         other_prompts=[(track.model, integers(track.prompt_token_ids)) for track in others],
-        is_told=is_told(params),
+        is_told=sent.is_told,
         seed=request.seed,
     )
 

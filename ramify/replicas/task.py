@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ramify.engine.request import Request
 from ramify.engine.search.ranking import best_of
 from ramify.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
-from ramify.remote.assembly import Assembly
+from ramify.remote.assembly import Assembly, is_empty
 from ramify.remote.packing import is_told
 from ramify.replicas.work_queue import Piece, Work
 from ramify.sampling_params import OutputKind, SamplingParams, SamplingStrategy
@@ -162,7 +162,7 @@ class Task:
             ]
         if params.resolved_strategy is not SamplingStrategy.BEST_OF_N:
             return samples
-        best = best_of([(sample, _is_empty(sample)) for sample in samples], params.score, params.n)
+        best = best_of([(sample, is_empty(sample)) for sample in samples], params.score, params.n)
         self._error = self._error or best.error
         return best.outputs
 
@@ -193,9 +193,3 @@ def _times(metrics: list[RequestMetrics], *, finished: bool) -> RequestMetrics |
         min(begun, default=None),
         max(ended, default=None) if finished else None,
     )
-
-
-def _is_empty(sample: CompletionOutput) -> bool:
-    """No token before the one that ended it."""
-    ended_by_token = sample.finish_reason is FinishReason.STOP and not isinstance(sample.stop_reason, str)
-    return len(sample.token_ids) == int(ended_by_token)
