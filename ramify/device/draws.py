@@ -205,9 +205,8 @@ class Draws:
         slots = kernels.settle(draws)
         self._rows.settle(draws, rows, padded(len(draws)), slots=slots, sources=sources)
         drawing_rows = [np.zeros(len(names), np.int64) for names in keys]
-        for draw, row in zip(draws, rows.tolist(), strict=True):
-            for model, chunk, _ in draw.rows:
-                drawing_rows[model][chunk] = row
+        for number, track in enumerate(tracks):
+            drawing_rows[track.model][[draw.rows[number].chunk for draw in draws]] = rows
         self.last = LastDraws(plan, rows)
         self.steady = Steady(keys, drawing_rows, rows, slots, choice)
         return self._replay(kernels, self.steady, draws)

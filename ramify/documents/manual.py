@@ -164,13 +164,17 @@ class BeamSearchManager:
 
 def _candidates(child: int, scores: TokenScores) -> Candidates:
     pairs = list(scores.items() if isinstance(scores, Mapping) else scores)
+    for _, logprob in pairs:
+        _check_logprob(logprob)
+    pairs.sort(key=lambda pair: -pair[1])  # callers have them in any order
     logprobs = [logprob for _, logprob in pairs]
-    return Candidates(child, child, [token_id for token_id, _ in pairs], logprobs, list(map(_weight, logprobs)))
+    return Candidates(child, child, [token_id for token_id, _ in pairs], logprobs, logprobs)
 
 
-def _weight(logprob: float) -> float:
+def _check_logprob(logprob: float) -> None:
     """Minus infinity stands for an impossible token; any other logprob must be finite."""
-    return logprob if logprob == float("-inf") else check.number("logprob", logprob)
+    if logprob != float("-inf"):
+        check.number("logprob", logprob)
 
 
 class DiverseSamplingManager:

@@ -175,6 +175,31 @@ class BlockManager:
         self._frozen[key] = tuple(table)
         return shared, own
 
+    def open_blocks(self, keys: Sequence[str], position: int) -> tuple[list[tuple[int, ...]], list[tuple[int, int]]]:
+        """What `append_block` or `copy_block` come to for tracks that all stand at this position, with blocks for all
+        before it; there must be as many free blocks as tracks.
+
+        Returns their tables, each of which holds the position's block alone, and (source, target) copies to make first.
+        """
+        index, is_inside = position // self.block_size, position % self.block_size > 0
+        tables: list[tuple[int, ...]] = []
+        copies: list[tuple[int, int]] = []
+        frozen, counts = self._frozen, self._counts
+        for key in keys:
+            table = frozen[key]
+            if index == len(table):
+                self._tables[key].append(self._take())
+                table = frozen[key] = (*table, self._tables[key][-1])
+            elif counts[table[index]] > 1:
+                shared, own = table[index], self._take()
+                counts[shared] -= 1
+                self._tables[key][index] = own
+                table = frozen[key] = tuple(self._tables[key])
+                if is_inside:
+                    copies.append((shared, own))
+            tables.append(table)
+        return tables, copies
+
     def adopt(self, key: str, found: Sequence[Entry]) -> int:
         """Gives the blocks that `find` found to a track without blocks; returns how many positions they cover."""
         if self._tables.get(key):
@@ -207,6 +232,25 @@ class BlockManager:
         counts = self._counts
         for block in table:
             counts[block] += 1
+
+    def follow(self, parent: str, key: str) -> None:
+        """What `release` of a track and then `fork` of the parent by its name come to.
+
+        Siblings differ in their last few blocks: only these are given up and shared.
+        """
+        table, source = self._tables.setdefault(key, []), self._tables.get(parent, [])
+        same = min(len(table), len(source))
+        while same and table[same - 1] != source[same - 1]:
+            same -= 1
+        if table[:same] != source[:same]:  # the same block after different ones: computed apart
+            same = 0
+        counts = self._counts
+        for block in source[same:]:
+            counts[block] += 1
+        self._drop(reversed(table[same:]))
+        table[same:] = source[same:]
+        self._frozen[key] = self.table(parent)
+        self._chains[key] = self._chains.get(parent, []).copy()
 
     def release(self, key: str) -> None:
         """Frees what this track holds, on the device or swapped out; holding nothing is fine."""

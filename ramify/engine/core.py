@@ -218,6 +218,9 @@ class EngineCore:
             if sequence.is_finished():
                 continue
             demands = draw.demands
+            if demands.steps_together:
+                sequence.is_blocked = True
+                continue
             forks = not draw.position and demands.num_first_draws > 1
             may_run_ahead = demands.may_run_ahead_by_kernels if by_kernels else demands.may_run_ahead
             if may_run_ahead and not forks and draw.position + 1 < demands.longest_output:

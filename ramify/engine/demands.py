@@ -99,14 +99,19 @@ class Demands:
     # -- driving ---------------------------------------------------------------------------------------------
 
     @cached_property
+    def steps_together(self) -> bool:
+        """Whether its sequences look at each other's tokens in every step."""
+        return self.params.num_together is not None
+
+    @cached_property
     def may_run_ahead(self) -> bool:
         """Whether the step after a draw can be launched before the host knows the token."""
-        return self.params.num_together is None and not self.looks_back
+        return not self.steps_together and not self.looks_back
 
     @cached_property
     def may_run_ahead_by_kernels(self) -> bool:
         """The same where the device keeps what was drawn, and its kernels look back at that."""
-        return self.may_run_ahead or (self.params.num_together is None and self.sampler != "full")
+        return self.may_run_ahead or (not self.steps_together and self.sampler != "full")
 
     @cached_property
     def may_speculate(self) -> bool:

@@ -13,7 +13,10 @@ from ramify.engine.sequence import Order, Sequence, SequenceStatus, Track
 
 
 class Gang:
-    """Sequences in the order of their numbers, all in one state; before the first fork the root stands for all."""
+    """Sequences that are all in one state; before the first fork the root stands for all.
+
+    They come in the order of their numbers; a fork that takes the place of another of them stands where that one stood.
+    """
 
     __slots__ = ("may_regrow", "num_together", "order", "restart", "sequences")
 
@@ -37,13 +40,14 @@ class Gang:
 
     @property
     def decodes(self) -> bool:
-        """Whether it is one sequence with one track that lacks one position: most of them, in most steps."""
-        sequences = self.sequences
-        if len(sequences) > 1:
+        """Whether each of its sequences has one track that lacks one position: most of them, in most steps."""
+        if self.restart:
             return False
-        alone = sequences[0]
-        tracks = alone.tracks
-        return len(tracks) == 1 and not alone.is_blocked and alone.num_missing(tracks[0]) == 1
+        for sequence in self.sequences:
+            tracks = sequence.tracks
+            if len(tracks) > 1 or sequence.is_blocked or sequence.num_missing(tracks[0]) != 1:
+                return False
+        return True
 
     def move(self, target: SequenceStatus) -> None:
         for sequence in self.sequences:

@@ -52,7 +52,12 @@ class Placement:
         return sum(self.managers[track.model].blocks_for(count) + 1 for (_, track), count in counts if count)
 
     def place(self, gang: Gang, share: list[int], schedule: Schedule) -> None:
-        caught_up = not gang.restart and share == gang.missing()
+        if gang.decodes:
+            caught_up = 0 not in share
+            if caught_up and self._place_decodes(gang.sequences, schedule):
+                return
+        else:
+            caught_up = not gang.restart and share == gang.missing()
         num_tracks = len(gang.sequences[0].tracks)
         num_decodes = 0
         for index, sequence in enumerate(gang.sequences):
@@ -68,6 +73,45 @@ class Placement:
             if rows:
                 schedule.sequences.append(ScheduledSequence(sequence, rows, caught_up))
         schedule.tracks[0].num_positions += num_decodes
+
+    def _place_decodes(self, sequences: list[Sequence], schedule: Schedule) -> bool:
+        """What `place_decode` comes to for sequences of one track that stand at the same position, as beams do.
+
+        Returns whether they do, and each found a block.
+        """
+        tracks = [sequence.tracks[0] for sequence in sequences]
+        model, start = tracks[0].model, tracks[0].num_computed
+        manager, work = self.managers[model], schedule.works[model]
+        if len(sequences) > manager.num_free or start < len(tracks[0].prompt_token_ids):
+            return False
+        if any(track.num_computed != start for track in tracks) or any(each.num_pending for each in sequences):
+            return False
+        keys = [track.key for track in tracks]
+        tables, copies = manager.open_blocks(keys, start)
+        _copies(sequences[0], work).extend([quickly(BlockCopy, pair) for pair in copies])
+        first, end = len(work.chunks), len(work.chunks) + len(sequences)
+        rows = self._rows(model, end)[first:end]
+        schedule.sequences += [
+            quickly(ScheduledSequence, (sequence, row, True)) for sequence, row in zip(sequences, rows, strict=True)
+        ]
+        work.chunks += [
+            quickly(Chunk, (sequence.data.output_token_ids[-1:], start, table, key))
+            for sequence, table, key in zip(sequences, tables, keys, strict=True)
+        ]
+        for track in tracks:
+            track.num_computed = start + 1
+        if start % manager.block_size in (0, manager.block_size - 1):
+            for sequence, track in zip(sequences, tracks, strict=True):
+                manager.publish(track.key, start + 1, partial(sequence.tokens_between, track))
+        schedule.tracks[0].num_positions += len(sequences)
+        return True
+
+    def _rows(self, model: int, count: int) -> list[tuple[Row]]:
+        """Those of at least so many decodes."""
+        rows = self._single_rows[model]
+        if count > len(rows):
+            rows += [(Row(model, number, 0),) for number in range(len(rows), 2 * count)]
+        return rows
 
     def place_decode(self, sequence: Sequence, schedule: Schedule) -> bool:
         """The one position that a sequence lacks after an output, if there is a block for it; returns whether there is.
@@ -88,11 +132,10 @@ class Placement:
             _copies(sequence, schedule.works[track.model]).append(BlockCopy(*copy))
             table = manager.table(track.key)
         token = PENDING if num_pending else output[-1]
-        chunks, rows = schedule.works[track.model].chunks, self._single_rows[track.model]
+        chunks = schedule.works[track.model].chunks
         index = len(chunks)
-        if index >= len(rows):
-            rows += [(Row(track.model, number, 0),) for number in range(len(rows), 2 * index + 1)]
-        schedule.sequences.append(quickly(ScheduledSequence, (sequence, rows[index], True)))
+        row = self._rows(track.model, index + 1)[index]
+        schedule.sequences.append(quickly(ScheduledSequence, (sequence, row, True)))
         chunks.append(quickly(Chunk, ((token,), start, table, track.key)))
         track.num_computed = start + 1
         offset = start % manager.block_size

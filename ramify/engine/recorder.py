@@ -30,8 +30,14 @@ class Recorder:
         drawn: dict[str, list[Candidates]] = {}
         faults: dict[str, str] = {}
         grown: dict[str, Group] = {}  # by several tokens, maybe: they are told together
+        groups, expansions = self._open.groups, result.expansions
         for index, draw in launched.draws_one_by_one(result):
-            group = self._open.groups.get(draw.request_id)
+            if index in expansions and draw.request_id in drawn and not result.faults:
+                # Of a search all are awaited if one is.
+                candidates = drawn[draw.request_id]
+                candidates.append(quickly(Candidates, (draw.parent, draw.child, *expansions[index])))
+                continue
+            group = groups.get(draw.request_id)
             parent = None if group is None else group.awaits(draw)
             if group is None or parent is None:
                 continue  # it ended while this step was under way
@@ -48,8 +54,8 @@ class Recorder:
             candidates = drawn.setdefault(draw.request_id, [])
             if index in result.faults:
                 faults.setdefault(draw.request_id, result.faults[index])
-            elif index in result.expansions:
-                candidates.append(quickly(Candidates, (draw.parent, draw.child, *result.expansions[index])))
+            elif index in expansions:
+                candidates.append(quickly(Candidates, (draw.parent, draw.child, *expansions[index])))
             else:
                 candidates.append(_only_candidate(_continuation(draw, index, result)))
         for request_id, candidates in drawn.items():
@@ -143,6 +149,7 @@ class Recorder:
         changes = group.advance(candidates, now)
         self._open.last_step.num_generation_tokens += len(changes.latencies)
         self._open.last_step.inter_token_latencies += [latency for latency in changes.latencies if latency is not None]
+        self._open.scheduler.move(changes.moves)
         self._open.scheduler.adopt(changes.forks)
         if group.request.keeps:
             self._open.keep_the_shortest(group)

@@ -197,6 +197,15 @@ class Sequence:
         copy._is_finished = self._is_finished
         return copy
 
+    def become(self, sibling: Sequence) -> None:
+        """What a fork of that sibling, which stands in the same state, would be: by its own name, and with its own
+        lists. Its blocks are the block manager's to exchange."""
+        data, source = self.data, sibling.data
+        data.output_token_ids[:] = source.output_token_ids
+        data.cumulative_logprob = source.cumulative_logprob
+        for track, followed in zip(self.tracks, sibling.tracks, strict=True):
+            track.num_computed = followed.num_computed
+
     # -- tokens, as a track's model sees them ----------------------------------------------------------------
 
     def num_tokens(self, track: Track) -> int:

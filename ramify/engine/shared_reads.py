@@ -32,6 +32,11 @@ class SharedReads:
             self._looked_at.add(child)
             self._sharing_of[child] = number
 
+    def follow(self, parent: str, key: str) -> None:
+        """The same for a track that gave up its own."""
+        self.leave(key)
+        self.fork(parent, key)
+
     def leave(self, key: str) -> None:
         """A track gave up its blocks; whoever comes by its name is another."""
         self._looked_at.discard(key)

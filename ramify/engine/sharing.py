@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 Table = tuple[int, ...]
+LAST_FEW = 4  # blocks in which siblings differ
 
 
 class Sharing(NamedTuple):
@@ -75,9 +76,12 @@ def common_blocks(one: Table, other: Table) -> int:
 
     Strangers differ from the first block on, siblings in the last few: both are looked for first.
     """
-    low, high = 0, min(len(one), len(other))
+    low, longest = 0, min(len(one), len(other))
+    high = longest
     if high == 0 or one[0] != other[0]:
         return 0
+    while high > longest - LAST_FEW and one[high - 1] != other[high - 1]:
+        high -= 1
     if one[:high] == other[:high]:
         return high
     high -= 1

@@ -141,5 +141,5 @@ class Results:
             rows = index[numbers]
             columns = (part[rows, :count].tolist() for part in (token_ids, logprobs, weights))
             for number, *each in zip(numbers, *columns, strict=True):
-                told[number] = quickly(Expansions, (*each, None, None))
+                told[number] = quickly(Expansions, (*each, None, None, None))
         return told

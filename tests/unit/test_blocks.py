@@ -75,6 +75,36 @@ class BlocksWalk(RuleBasedStateMachine):
 
     @precondition(lambda self: self.contents)
     @rule(data=st.data())
+    def follow(self, data: st.DataObject) -> None:
+        """One gives up its own and shares another's, as if it were released and that one forked by its name."""
+        parent, key = (data.draw(st.sampled_from(sorted(self.contents))) for _ in range(2))
+        if parent == key:
+            return
+        before = self.held()
+        self.manager.follow(parent, key)
+        self.contents[key] = list(self.contents[parent])
+        assert self.manager.table(key) == self.manager.table(parent)
+        for block in before - self.held():
+            self.pool.clear(block)
+
+    @precondition(lambda self: self.contents)
+    @rule(data=st.data())
+    def step_together(self, data: st.DataObject) -> None:
+        """One more position of tracks that stand at the same one, as beams do."""
+        length = len(self.contents[data.draw(st.sampled_from(sorted(self.contents)))])
+        keys = [key for key, content in self.contents.items() if len(content) == length and content]
+        if not keys or len(keys) > self.manager.num_free:
+            return
+        tables, copies = self.manager.open_blocks(keys, length)
+        assert tables == [self.manager.table(key) for key in keys]
+        self.pool.copy(copies)
+        for key in keys:
+            value = next(self.values)
+            self.pool.write(self.manager.table(key), length, [value])
+            self.contents[key].append(value)
+
+    @precondition(lambda self: self.contents)
+    @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
         """As in a plan: all copies are made before anything is written."""
         keys = data.draw(st.lists(st.sampled_from(sorted(self.contents)), unique=True, max_size=4))

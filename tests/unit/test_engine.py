@@ -471,6 +471,25 @@ def test_beams_give_way_whole_and_come_back_whole(mode: Any) -> None:
         assert tokens_of(outputs[str(number)]) == alone(prompt, params)
 
 
+def test_a_fork_takes_the_place_of_one_that_goes_no_further() -> None:
+    """It goes by that one's name: on the device it has its row, and most of its blocks."""
+    params = SamplingParams(strategy="beam_search", n=4, max_tokens=24, ignore_eos=True)
+    engine = fake_engine(num_blocks=64, block_size=4)
+    engine.add_request(Request("search", None, [1, 2, 3], params))
+    assert isinstance(engine.device, FakeDevice)
+    names: set[str] = set()
+    children: set[int] = set()
+    while engine.has_unfinished():
+        outputs = engine.step()
+        plan = engine.device.plans[-1]
+        names |= {chunk.key for chunk in plan.works[0].chunks}
+        children |= {draw.child for draw in plan.draws}
+        check(engine)
+    assert len(names) == 4
+    assert len(children) > 8
+    assert tokens_of(outputs[0]) == alone([1, 2, 3], params)
+
+
 def test_what_beams_have_in_common_is_recomputed_once() -> None:
     """After a preemption the prompt is computed by one of them, even without a prefix cache."""
     beams = SamplingParams(strategy="beam_search", n=4, beam_width=4, max_tokens=8, ignore_eos=True)

@@ -20,7 +20,8 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, count
+from heapq import heapify, heappop, heapreplace
+from itertools import accumulate, count
 from typing import Literal, NamedTuple
 
 from ramify.engine.plan import quickly
@@ -84,29 +85,37 @@ class BeamSearch:
         self._new_child = count(1)
 
     def advance(self, candidates: Sequence[Candidates]) -> Decisions:
-        """Those of all running beams, in any order; each beam's are its likeliest tokens."""
+        """Those of all running beams, in any order; each beam's are its likeliest tokens, likeliest first."""
         self.length += 1
         by_parent = {each.parent: each for each in candidates}
-        in_place: set[int] = set()  # parents whose number one of their continuations has taken over
+        # Parents whose number one of their continuations, the first, has taken over; every other has a new one.
+        in_place: set[int] = set()
         taken: Counter[int] = Counter()  # by token, how many beams of earlier beam groups took it
         continued: list[Continuation] = []
         ended: list[Continuation] = []
+        end_token_ids, is_last = self.end_token_ids, self.length >= self.longest_output
         for beam_group in self.beam_groups:
             if beam_group.over:
                 continue
             best: list[_Extension] = []  # as many as it takes to find `width` that do not end
             running: list[_Extension] = []
+            num_lacking = beam_group.width
             for extension in self._extensions(beam_group, by_parent, taken):
                 best.append(extension)
-                if not self._ends(extension):
+                if not is_last and extension[1] not in end_token_ids:
                     running.append(extension)
-                    if len(running) == beam_group.width:
+                    num_lacking -= 1
+                    if not num_lacking:
                         break
             if len(best) > len(running):
                 ended += self._finish(beam_group, best[: beam_group.width])
             beam_group.running = {}
             for total, _, of_parent, index in running:
-                child = self._name(of_parent.parent, in_place)
+                child = of_parent.parent
+                if child in in_place:
+                    child = next(self._new_child)
+                else:
+                    in_place.add(child)
                 beam_group.running[child] = total
                 continued.append(of_parent.take(index, child))
             if len(self.beam_groups) > 1:
@@ -154,16 +163,39 @@ class BeamSearch:
     def _extensions(
         self, beam_group: BeamGroup, by_parent: dict[int, Candidates], taken: Counter[int]
     ) -> Iterator[_Extension]:
-        """Its continuations, best first, without impossible tokens.
+        """Its continuations, best first, without impossible tokens; of equal ones, the first beam's and likeliest.
 
-        Sorts totals alone, and makes only what is asked for: of the 72 of eight beams, hardly more than eight.
+        Each beam's candidates stand in order, so only the next one of each beam is compared, and only what is asked for
+        is made: of the 72 of eight beams, hardly more than eight.
         """
         beams = [(by_parent[parent], total) for parent, total in beam_group.running.items() if parent in by_parent]
-        totals = [total + weight for candidates, total in beams for weight in candidates.weights]
         if taken:
-            token_ids = chain.from_iterable(candidates.token_ids for candidates, _ in beams)
-            penalty = self.diversity_penalty
-            totals = [total - penalty * taken[token] for total, token in zip(totals, token_ids, strict=True)]
+            yield from self._penalised(beams, taken)
+            return
+        heads = [
+            (-total - candidates.weights[0], beam, 0)
+            for beam, (candidates, total) in enumerate(beams)
+            if candidates.weights and candidates.weights[0] > IMPOSSIBLE
+        ]
+        heapify(heads)
+        while heads:
+            loss, beam, place = heads[0]
+            candidates, total = beams[beam]
+            yield quickly(_Extension, (-loss, candidates.token_ids[place], candidates, place))
+            place += 1
+            weights = candidates.weights
+            if place < len(weights) and weights[place] > IMPOSSIBLE:
+                heapreplace(heads, (-total - weights[place], beam, place))
+            else:
+                heappop(heads)
+
+    def _penalised(self, beams: Sequence[tuple[Candidates, float]], taken: Counter[int]) -> Iterator[_Extension]:
+        """The same where tokens that earlier beam groups took lose: a beam's candidates stand in no order then."""
+        totals = [
+            total + weight - self.diversity_penalty * taken[token]
+            for candidates, total in beams
+            for token, weight in zip(candidates.token_ids, candidates.weights, strict=True)
+        ]
         ends = list(accumulate(len(candidates.weights) for candidates, _ in beams))
         for place in sorted(range(len(totals)), key=totals.__getitem__, reverse=True):
             beam = bisect_right(ends, place)
@@ -204,13 +236,6 @@ class BeamSearch:
             return 0.0
         except ZeroDivisionError:
             return float("-inf") if total < 0 else 0.0
-
-    def _name(self, parent: int, in_place: set[int]) -> int:
-        """The number of a continuation: the parent's own for the first one, a new one for every other."""
-        if parent in in_place:
-            return next(self._new_child)
-        in_place.add(parent)
-        return parent
 
 
 def _by_score(beam: Standing | Finished) -> float:

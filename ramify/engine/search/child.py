@@ -61,6 +61,15 @@ class Child:
             ledger=self.ledger,
         )
 
+    def become(self, sibling: Child) -> None:
+        """What `fork` of that sibling would be, from now on; what it was is forgotten."""
+        text = sibling.text
+        self.sequence.become(sibling.sequence)
+        self.text = text.fork(self.sequence.output_token_ids) if isinstance(text, LateText) else text.fork()
+        self.reports[:] = sibling.reports
+        self.mixtures[:] = sibling.mixtures
+        self.last_token_time = sibling.last_token_time
+
     def append(self, token: Continuation, demands: Demands, now: float) -> float | None:
         """Takes a token, and ends if that was its last; returns the time since the one before it, None for a first."""
         latency = None if self.last_token_time is None else now - self.last_token_time
@@ -159,6 +168,28 @@ class Child:
 def kept_of(reports: Iterable[TokenReport]) -> tuple[Kept, ...]:
     """Of an output whose tokens were asked for what they were drawn from."""
     return tuple(report.kept for report in reports if report.kept is not None)
+
+
+def go_on_all(grown: Iterable[tuple[Child, Continuation]], now: float) -> list[float | None]:
+    """What `append` comes to where a search has decided that all of these go on, and nobody watches.
+
+    Returns the time since the one before each token, None for a first.
+    """
+    latencies: list[float | None] = []
+    for child, (_, number, token_id, logprob, report, mixture) in grown:
+        before = child.last_token_time
+        latencies.append(None if before is None else now - before)
+        child.last_token_time = now
+        data = child.sequence.data
+        data.output_token_ids.append(token_id)
+        data.cumulative_logprob += logprob
+        if report is not None:
+            child.reports.append(report)
+        if mixture is not None:
+            child.mixtures.append(mixture)
+        if child.ledger is not None:
+            child.ledger.enter(number, token_id, logprob, report, mixture)
+    return latencies
 
 
 def append_all(children: Iterable[tuple[int, Child]], result: StepResult, now: float) -> tuple[int, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
@@ -9,9 +10,9 @@ from ramify.engine.demands import Demands
 from ramify.engine.metrics import IterationStats
 from ramify.engine.plan import Comparison, Draw, TokenReport
 from ramify.engine.request import Request
-from ramify.engine.search.advance import Candidates, Continuation, Independent, Strategy
+from ramify.engine.search.advance import Candidates, Continuation, Decisions, Independent, Strategy
 from ramify.engine.search.beam import BeamSearch
-from ramify.engine.search.child import Child, Ledger
+from ramify.engine.search.child import Child, Ledger, go_on_all
 from ramify.engine.search.distinct import WithoutReplacement
 from ramify.engine.search.logprob_rows import Decode, logprob_row
 from ramify.engine.search.ranking import best_of
@@ -35,9 +36,13 @@ from ramify.text.stream import LateText, TextStream
 @dataclass(frozen=True, slots=True)
 class Changes:
     """What an advance did: (parent, fork) pairs that share blocks now, who needs none any more, and for every token the
-    time since the one before it (None for a first)."""
+    time since the one before it (None for a first).
+
+    `moves` are pairs whose fork took the place of a sequence that goes no further: it gives up what that one held.
+    """
 
     forks: list[tuple[Sequence, Sequence]] = field(default_factory=list)
+    moves: list[tuple[Sequence, Sequence]] = field(default_factory=list)
     left: list[Sequence] = field(default_factory=list)
     latencies: list[float | None] = field(default_factory=list)
 
@@ -82,15 +87,32 @@ class Group:
         decisions = self.strategy.advance(candidates)
         changes = Changes()
         parents = {drawn.parent: self.children[drawn.parent] for drawn in candidates}
-        # Fork before anything is appended: a fork must not see its sibling's token.
-        grown = [(self._child(token), token) for token in (*decisions.continued, *decisions.ended)]
-        for child, token in grown:
+        # Fork before anything is appended: a fork must not see its sibling's token. What ended is forked first, since
+        # others may take the places of those that it goes on from.
+        ended = [(self._fork(token), token) for token in decisions.ended]
+        places = self._vacant_places(parents, decisions)
+        grown: list[tuple[Child, Continuation]] = []
+        forked: list[tuple[Child, Child]] = []
+        for token in decisions.continued:
+            child = parent = parents[token.parent]
+            if token.child != token.parent and places:
+                child = self._take_place(places.pop(), token)
+                changes.moves.append((parent.sequence, child.sequence))
+            elif token.child != token.parent:
+                child = self._fork(token)
+                forked.append((parent, child))
+            grown.append((child, token))
+        if self.demands.is_search and self.demands.is_quiet and self._unbegun is None:
+            changes.latencies.extend(go_on_all(grown, now))
+            grown = []
+        for child, token in (*grown, *ended):
             changes.latencies.append(self.append(child, token, now))
-            if token.child != token.parent and child.finish_reason is None:
-                changes.forks.append((parents[token.parent].sequence, child.sequence))
+        changes.forks.extend((old.sequence, new.sequence) for old, new in forked if new.finish_reason is None)
         continued = {token.child for token in decisions.continued}
         for number, parent in parents.items():
-            if number not in continued or parent.finish_reason is not None:
+            if number in continued and parent.finish_reason is None:
+                continue
+            if number in self.children:  # else another has its place
                 changes.left.append(parent.sequence)
         self._forget_losers()
         self.finished = decisions.over or all(child.finish_reason is not None for child in self.children.values())
@@ -130,10 +152,28 @@ class Group:
         self.finished = True
         return [child.sequence for child in stopped]
 
-    def _child(self, token: Continuation) -> Child:
+    def _vacant_places(self, parents: Mapping[int, Child], decisions: Decisions) -> list[int]:
+        """Children that go no further, where others that go on may take their places: in a search, whose members step
+        together. What a request keeps is kept by name, so nobody takes another's there."""
+        if not self.demands.is_search or self.request.keeps:
+            return []
+        going_on = {token.parent for token in decisions.continued}
+        return [number for number in parents if number not in going_on]
+
+    def _take_place(self, number: int, token: Continuation) -> Child:
+        """What `_fork` comes to where another goes no further: its child becomes the fork.
+
+        Most of it stays as it is: its name, its row on the device, most of its blocks. For 64 beams, of which a third
+        are new in every step, this saves the host a tenth of a step.
+        """
+        child = self.children.pop(number)
+        child.become(self.children[token.parent])
+        child.sequence.child = token.child
+        self.children[token.child] = child
+        return child
+
+    def _fork(self, token: Continuation) -> Child:
         parent = self.children[token.parent]
-        if token.child == token.parent:
-            return parent
         sequence = self.request.fork_sequence(f"{self.request.request_id}-{token.child}", parent.sequence.seq_id)
         sequence.child = token.child
         self.children[token.child] = child = parent.fork(sequence)
@@ -143,6 +183,8 @@ class Group:
         """Where the strategy decides, what it does not name any more goes: beams that nothing continued, or outdone."""
         kept = self.strategy.kept()
         if kept is None:
+            return
+        if self.children.keys() == kept:
             return
         for number in [number for number in self.children if number not in kept]:
             sequence = self.children.pop(number).sequence
