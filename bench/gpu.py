@@ -43,7 +43,13 @@ LONGEST = {"7B": 17_408, "llama1B": 4_096, "llama8B": 4_096}  # contexts that wo
 
 
 def engine(
-    model: str, folder: Path, *, rehearse: bool = False, warmup: str = "lazy", batch_invariant: bool = False
+    model: str,
+    folder: Path,
+    *,
+    rehearse: bool = False,
+    warmup: str = "lazy",
+    batch_invariant: bool = False,
+    max_model_len: int | None = None,
 ) -> LLM | OptimalSampling:
     shapes = model.split("+")
     folders = []
@@ -57,7 +63,7 @@ def engine(
         "warmup": warmup,
         "batch_invariant": batch_invariant,
         "max_num_seqs": 512,
-        "max_model_len": 2_048 if rehearse else LONGEST.get(model, 9_216),
+        "max_model_len": 2_048 if rehearse else max_model_len or LONGEST.get(model, 9_216),
         "gpu_memory_utilization": MEMORY_SHARE,
     }
     if rehearse:
