@@ -20,7 +20,7 @@ class Pool:
 
     num_engines: int | None = None
     num_cpus: float | None = None  # of an engine: 1 beside a GPU, else all of a machine but one for Ray's own tasks
-    num_gpus: float | None = None  # of an engine: tensor_parallel_size where the cluster has GPUs, else none
+    num_gpus: float | None = None  # of an engine: one for each of its processes where the cluster has GPUs, else none
     batch_size: int | None = None  # rows that are handed over together; by default what keeps an engine full
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class Pool:
         ray = ray_module()
         machines = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
         gpus = sum(machine.get("GPU", 0) for machine in machines)
-        ranks = options.get("tensor_parallel_size", 1)
+        ranks = options.get("tensor_parallel_size", 1) * options.get("data_parallel_size", 1)
         num_gpus = self.num_gpus if self.num_gpus is not None else (ranks if gpus else 0)
         least = min((machine["CPU"] for machine in machines), default=1)
         num_cpus = self.num_cpus if self.num_cpus is not None else 1 if num_gpus else max(least - 1, 1)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from collections.abc import Iterator
 from typing import Any
-from urllib.request import Request, urlopen
 
 import openai
 import pytest
@@ -36,10 +34,13 @@ def url(driver: str, small_model: str) -> Iterator[str]:
     server = ServerConfig(served_model_name="tiny", api_key="sesame", max_body_bytes=4096)
     pair = PairConfig(teacher=small_model, theta=small_model)
     by_prefix = ramify.ray.application(small_model, routing="prefix", server=server, pair=pair, **given)
-    by_session = ramify.ray.application(small_model, routing="session", server=server, **given)
+    by_session = ramify.ray.application(
+        small_model, routing="session", server=server, deployment={"name": "sessions"}, **given
+    )
     within(60, lambda: serve.start(http_options={"host": "127.0.0.1", "port": port}))
     within(240, lambda: serve.run(by_prefix, name="prefix", route_prefix="/"))
     within(240, lambda: serve.run(by_session, name="session", route_prefix="/session"))
+    assert "sessions" in within(30, serve.status).applications["session"].deployments
     yield f"http://127.0.0.1:{port}"
     within(60, serve.shutdown)
 
@@ -71,12 +72,12 @@ def test_the_openai_client_gets_what_one_engine_makes(url: str, place: str, smal
 
 
 def cached_tokens(url: str, prompt: str, session: str | None = None) -> int:
-    body = json.dumps({"model": "tiny", "prompt": prompt, "max_tokens": 1}).encode()
-    headers = {"Authorization": "Bearer sesame", "Content-Type": "application/json"}
-    headers |= {} if session is None else {"x-session-id": session}
-    with urlopen(Request(f"{url}/v1/completions", body, headers), timeout=SECONDS) as answer:
-        usage = json.load(answer)["usage"]
-    return int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="sesame", timeout=SECONDS, max_retries=0)
+    headers = {} if session is None else {"x-session-id": session}
+    answer = client.completions.create(model="tiny", prompt=prompt, max_tokens=1, extra_headers=headers)
+    assert answer.usage is not None
+    details = answer.usage.prompt_tokens_details
+    return 0 if details is None else details.cached_tokens or 0
 
 
 def test_what_opens_alike_finds_its_prefix_in_a_cache(url: str) -> None:

@@ -54,3 +54,13 @@ def test_make_shows_what_pip_does_and_hands_its_options_on() -> None:
     assert "--an-option" in install
     assert "5.5 GB" in shown
     assert "--seed 7" in shown  # the demo is the same for everybody
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
+def test_extras_are_installed_beside_the_environment_of_the_tests() -> None:
+    """pip would else replace what the other tests run with, or fetch another torch."""
+    shown = run("make", "--dry-run", "--always-make", "test-extras", "PIP_ARGS=--an-option", cwd=ROOT)
+    [install] = [line for line in shown.splitlines() if " -m pip install " in line and "requirements.txt" in line]
+    assert install.startswith(".venv-extras/bin/python ")
+    assert "-c constraints.txt --an-option" in install
+    assert ".venv-extras/bin/python -m pytest" in shown.splitlines()[-1]
