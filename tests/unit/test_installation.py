@@ -33,8 +33,8 @@ def test_a_script_beside_a_clone_imports_the_package(tmp_path: Path) -> None:
     """The clone's folder has the package's name, and Python takes a folder for a package if it finds nothing better."""
     pytest.importorskip("setuptools")
     clone = tmp_path / "beside" / "ramify"
-    (clone / "ramify").mkdir(parents=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE", "ramify/__init__.py", "ramify/version.py"):
+    shutil.copytree(ROOT / "ramify", clone / "ramify", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, clone / name)
     run(sys.executable, "-c", BUILD, str(tmp_path), cwd=clone)
     [wheel] = tmp_path.glob("*.whl")
