@@ -86,3 +86,22 @@ def test_every_control_has_its_plain_twin(gpu: ModuleType) -> None:
         control, plain = gpu.WORKLOADS[name], gpu.WORKLOADS[twin]
         for field in ("model", "num_prompts", "lengths", "n", "outputs"):
             assert getattr(control, field) == getattr(plain, field), (name, field)
+
+
+def test_a_pair_in_few_bits_is_counted(gpu: ModuleType) -> None:
+    """A 32B teacher in 4 bits: 16.6 GB of layers, 3.1 of embedding and head."""
+    spec = importlib.util.spec_from_file_location("few_bits", BENCH / "few_bits.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["gpu"] = gpu
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules["gpu"]
+    facts = {**module.COMMON, **module.TEACHER_32B}
+    arch = module.architecture_from_config(facts | module.FORMS["gptq4"])
+    assert arch.num_weights == 32_762_757_120  # its norms and biases are not counted
+    assert module.weight_bytes(arch) == 2 * 2 * 152_064 * 5_120 + (arch.num_weights - 2 * 152_064 * 5_120) * 68 // 128
+    assert module.weight_bytes(module.architecture_from_config(facts)) == 2 * arch.num_weights
+    assert module.kv_bytes(arch) == 262_144
