@@ -232,7 +232,6 @@ class LLM:
         A continuation is token ids, or text, which is tokenised by itself. All are computed in batches, and what
         prompts begin with in common is computed once. With `top_k`, the likeliest tokens at every place are told too.
         """
-        self._here("LLM.logprobs")
         requests = scoring_requests(self._intake, prompts, continuations, top_k)
         return scores(self._run(requests, use_tqdm=False))
 

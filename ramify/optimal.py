@@ -221,7 +221,6 @@ class OptimalSampling:
         One continuation after each prompt, or many after one. A continuation is token ids, or text, which is tokenised
         by itself. All are computed in batches, and what prompts begin with in common is computed once.
         """
-        core = self._here("OptimalSampling.logprobs").core
         before, given = paired_up(self._intake, prompts, continuations)
         own = before if theta_prompts is None else paired_up(self._intake, theta_prompts, given)[0]
         pieces = comparison_requests(
@@ -229,7 +228,7 @@ class OptimalSampling:
             [self._intake.render(*pair) for pair in zip(before, own, strict=True)],
             given,
             top_k,
-            most_at_once=max(1, core.scheduler.max_num_batched_tokens // 2),
+            most_at_once=max(1, self._core.capacity.max_num_batched_tokens // 2),
         )
         outputs = self._calls.run([request for each in pieces for request in each], use_tqdm=False)
         return pair_scores(outputs, [len(each) for each in pieces])

@@ -93,7 +93,7 @@ def measure(
     except torch.OutOfMemoryError as error:
         raise InvalidInputError(
             "the largest step does not fit beside the weights: lower max_num_batched_tokens, max_num_seqs or "
-            f"max_model_len, take a smaller model, or a device with more memory ({error})"
+            f"max_model_len, take a smaller or quantised model, or a device with more memory ({error})"
         ) from None
     free, total = torch.cuda.mem_get_info(device)
     beside = total - free - torch.cuda.memory_reserved(device)

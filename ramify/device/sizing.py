@@ -63,7 +63,8 @@ def num_blocks(
         fitting = kv_pool_bytes(free_memory() // num_replicas) // block_bytes
         if fitting < 1:
             raise InvalidInputError(
-                f"no memory is left for KV blocks of {block_bytes} bytes: lower block_size, or set num_kv_blocks"
+                f"no memory is left for KV blocks of {block_bytes} bytes: take a smaller or quantised model, lower "
+                "block_size, or set num_kv_blocks"
             )
     else:
         memory = measure_gpu()

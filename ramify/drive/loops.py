@@ -26,6 +26,11 @@ class Driven(Protocol):
     @property
     def generated_tokens(self) -> int: ...
 
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the calling thread is one that calls wait for."""
+        ...
+
     def add_request(self, request: Request) -> None: ...
 
     def abort(self, request_id: str) -> object: ...
@@ -93,7 +98,7 @@ class Calls:
             return act()
 
     def _check_thread(self) -> None:
-        if self._turn.locked() and self._thread == threading.get_ident():
+        if self._core.is_own_thread or (self._turn.locked() and self._thread == threading.get_ident()):
             raise EngineBusyError(
                 "this engine is in the middle of a call of the same thread, which could never end while another waits "
                 "for it: logits processors and score functions must not call the engine they run in (a second engine "

@@ -83,7 +83,8 @@ class Capacity:
                 outputs = "an output" if together == 1 else f"{together} outputs"
                 raise InvalidInputError(
                     f"prompt of {prompts} tokens plus {outputs} of up to {longest} needs {count} KV blocks, "
-                    f"the cache has {most}: lower max_tokens or raise num_kv_blocks"
+                    f"the cache has {most}: lower max_tokens, or leave the cache more (a higher "
+                    "gpu_memory_utilization, quantised weights, a larger num_kv_blocks)"
                 )
 
     def longest_output(self, sequence: Sequence) -> int:

@@ -314,6 +314,11 @@ class EngineCore:
         }
 
     @property
+    def is_own_thread(self) -> bool:
+        """It has none: it runs in the thread of whoever steps it."""
+        return False
+
+    @property
     def generated_tokens(self) -> int:
         """Since the start."""
         return self.metrics.generated_tokens

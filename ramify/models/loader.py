@@ -100,8 +100,8 @@ class ModelLoader:
             return weights.load(checkpoint, self._dtype(checkpoint.arch.dtype, target), target, packing, ranks)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise ModelError(
-                f"{self.path.name} does not fit in memory: take a smaller model, a dtype of fewer bytes, or a device "
-                f"with more memory ({error})"
+                f"{self.path.name} does not fit in memory: take a smaller or quantised model, a dtype of fewer bytes, "
+                f"or a device with more memory ({error})"
             ) from None
 
     def _check_memory(self, target: torch.device, num_bytes: int) -> None:

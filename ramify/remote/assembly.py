@@ -16,12 +16,14 @@ from ramify.engine.search.logprob_rows import Decode, LogprobRows
 from ramify.engine.search.ranking import best_of
 from ramify.outputs import (
     CompletionOutput,
+    ContinuationLogprobs,
     FinishReason,
     GrownToken,
     GrowthStep,
     Logprob,
     LogprobRow,
     MixtureReport,
+    PairLogprobs,
     RequestMetrics,
     RequestOutput,
     Standing,
@@ -203,7 +205,27 @@ class Assembly:
             if growth and standings is not None:
                 growth = (*growth[:-1], replace(growth[-1], standings=tuple(standings)))
         rows = None if message.prompt_rows is None else [self._row(row) for row in message.prompt_rows]
-        return replace(self._output(samples), prompt_logprobs=rows, growth=growth)
+        scored = self._compared(message.compared) or self._scored(message.scored)
+        return replace(self._output(samples), prompt_logprobs=rows, growth=growth, scored=scored)
+
+    def _compared(self, compared: PairLogprobs | None) -> PairLogprobs | None:
+        if compared is None:
+            return None
+        teacher, theta = self._scored(compared.teacher), self._scored(compared.theta)
+        assert teacher is not None
+        assert theta is not None
+        return replace(compared, teacher=teacher, theta=theta)
+
+    def _scored(self, scored: ContinuationLogprobs | None) -> ContinuationLogprobs | None:
+        """With the texts of its tokens, which an engine elsewhere does not make."""
+        decode = self._decode
+        if scored is None or scored.alternatives is None or decode is None:
+            return scored
+        rows = tuple(
+            {token_id: replace(entry, decoded_token=decode(token_id)) for token_id, entry in row.items()}
+            for row in scored.alternatives
+        )
+        return replace(scored, alternatives=rows)
 
     def _sample(self, message: Sample) -> CompletionOutput:
         token_ids = integers_of(message.token_ids)

@@ -21,7 +21,15 @@ import numpy as np
 
 from ramify.engine.observations import EngineState
 from ramify.errors import ProtocolError
-from ramify.outputs import FinishReason, Inclusion, Kept, MixtureReport, Standing
+from ramify.outputs import (
+    ContinuationLogprobs,
+    FinishReason,
+    Inclusion,
+    Kept,
+    MixtureReport,
+    PairLogprobs,
+    Standing,
+)
 
 T = TypeVar("T")
 Reason = FinishReason
@@ -74,6 +82,8 @@ class Add(Message):
     other_prompts: list[tuple[int, bytes]] = []
     is_told: bool = False  # every token is told in the step that drew it; else an output comes when it is due
     seed: int | None = None  # where `params` name none: of a front that gives requests to several engines
+    next_token_id: int | None = None  # of a request that asks about given tokens, as in Request
+    num_told: int | None = None
 
 
 class Abort(Message):
@@ -206,6 +216,8 @@ class Output(Part):
     ends: list[tuple[int, Reason, StopReason]] = []
     prompt_rows: list[PromptRow | None] | None = None
     growth: list[Growth] = []
+    scored: ContinuationLogprobs | None = None  # of given tokens, by one model or by two
+    compared: PairLogprobs | None = None
 
 
 class Told(Message):

@@ -16,7 +16,15 @@ from ramify.engine.plan import TokenReport
 from ramify.engine.request import Request
 from ramify.engine.search.logprob_rows import LogprobRows
 from ramify.errors import EngineFaultError, RamifyError, UnsupportedError
-from ramify.outputs import CompletionOutput, GrownToken, LogprobRow, RequestMetrics, RequestOutput
+from ramify.outputs import (
+    CompletionOutput,
+    ContinuationLogprobs,
+    GrownToken,
+    LogprobRow,
+    PairLogprobs,
+    RequestMetrics,
+    RequestOutput,
+)
 from ramify.remote.messages import (
     Add,
     Facts,
@@ -105,6 +113,8 @@ def add_of(model: int, number: int, request: Request, sent: SentParams) -> Add:
         other_prompts=[(track.model, integers(track.prompt_token_ids)) for track in others],
         is_told=sent.is_told,
         seed=request.seed,
+        next_token_id=request.next_token_id,
+        num_told=request.root.num_told,
     )
 
 
@@ -120,6 +130,8 @@ def request_of(add: Add, request_id: str) -> Request:
         priority=add.priority,
         other_prompts=[(model, integers_of(token_ids)) for model, token_ids in add.other_prompts],
         seed=add.seed,
+        next_token_id=add.next_token_id,
+        num_told=add.num_told,
     )
 
 
@@ -167,6 +179,8 @@ def output_message(number: int, output: RequestOutput, *, is_told: bool) -> Outp
         ],
         prompt_rows=None if output.prompt_logprobs is None else [_prompt_row(row) for row in output.prompt_logprobs],
         growth=[Growth([_grown(token) for token in step.tokens], list(step.standings)) for step in output.growth],
+        scored=output.scored if isinstance(output.scored, ContinuationLogprobs) else None,
+        compared=output.scored if isinstance(output.scored, PairLogprobs) else None,
     )
 
 

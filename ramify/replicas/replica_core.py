@@ -111,12 +111,17 @@ class ReplicaCore:
             error=str(error),
         )
 
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the calling thread is one that calls wait for: a score function runs in such a one."""
+        return self.pool.is_own_thread
+
     # -- state ---------------------------------------------------------------------------------------------------------
 
     @property
     def generated_tokens(self) -> int:
-        """By all engines so far; they are asked now and then."""
-        if time.monotonic() - self._asked_at >= SECONDS_BETWEEN_QUESTIONS:
+        """By all engines so far; while requests run, they are asked now and then."""
+        if not self._open or time.monotonic() - self._asked_at >= SECONDS_BETWEEN_QUESTIONS:
             self._num_generated = sum(state.stats["generated_tokens"] for state in self._states.each())
             self._asked_at = time.monotonic()
         return self._num_generated

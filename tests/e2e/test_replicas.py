@@ -58,8 +58,11 @@ def test_refusals_name_what_cannot_cross_and_what_there_is_not(replicas: LLM, op
 
 
 def test_replicas_draw_what_one_engine_draws_also_when_one_is_killed(replicas: LLM, options: dict[str, Any]) -> None:
-    wanted = finished(LLM(**options))
+    one = LLM(**options)
+    wanted = finished(one)
     assert finished(replicas) == wanted
+    given: Any = ([5, 6, 7], [[8, 9, 10], [11]])
+    assert replicas.logprobs(*given, top_k=1) == one.logprobs(*given, top_k=1)
     assert len(replicas.replica_stats()) == 2
     assert all(each["generated_tokens"] for each in replicas.replica_stats())
     # Requests without a seed draw it by their place in the queue, which has moved on: this run names theirs.

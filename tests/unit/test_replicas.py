@@ -147,6 +147,23 @@ def test_a_request_that_takes_two_engines_with_it_fails_and_the_others_go_on() -
             Calls(engines).run([Request("late", None, [5], SamplingParams())], use_tqdm=False)
 
 
+def test_given_tokens_are_scored_by_any_of_them() -> None:
+    params = SamplingParams(max_tokens=0, prompt_logprobs=2, detokenize=False)
+
+    def asked(others: list[tuple[int, list[int]]]) -> list[Request]:
+        return [
+            Request(f"{n}", None, [n, 6, 7, 8], params, other_prompts=others, next_token_id=9, num_told=3)
+            for n in (3, 4, 5)
+        ]
+
+    two: dict[str, Any] = {"num_models": 2, "mixer": Mixer(MixtureConfig(), frozenset())}
+    for options, others in (({}, []), (two, [(1, [2, 1, 7, 8])])):
+        wanted = finished(core(**options), asked(others))
+        assert wanted[0].scored is not None
+        with replicated([core(**options), core(**options)], CODEC, ReplicaCore) as (engines, _):
+            assert finished(engines, asked(others)) == wanted
+
+
 def wait(true: Callable[[], bool]) -> None:
     """For other threads; what never comes fails by its time."""
     for _ in range(30_000):
@@ -270,6 +287,20 @@ def test_a_fault_in_one_part_ends_the_others() -> None:
         assert output.error
         assert FinishReason.ERROR in {sample.finish_reason for sample in output.outputs}
         assert FinishReason.ABORT not in {sample.finish_reason for sample in output.outputs}
+
+
+def test_a_score_function_that_calls_its_own_engines_is_refused() -> None:
+    with replicated([core(), core()], CODEC, ReplicaCore) as (engines, _):
+        calls = Calls(engines)
+
+        def score(_output: Any) -> float:
+            calls.run([Request("inner", None, [5], SamplingParams())], use_tqdm=False)
+            return 0.0
+
+        for best_of in (1, 4):  # ranked where one engine's outputs are read, and where those of several are joined
+            params = SamplingParams(best_of=best_of, strategy="best_of_n", score=score)
+            [output] = calls.run([Request(f"outer-{best_of}", None, [5], params)], use_tqdm=False)
+            assert "score functions must not call the engine they run in" in (output.error or "")
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
