@@ -5,7 +5,7 @@ PIP_ARGS ?= # further options of pip: where its packages come from, what it may 
 BIN := .venv/bin
 PIP_INSTALL = -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 INSTALL = $(BIN)/python $(PIP_INSTALL)
-EXTRAS := ray # of pyproject.toml: what `make test-extras` installs beside the dev tools
+EXTRAS := ray eval trl # of pyproject.toml: what `make test-extras` installs beside the dev tools
 EXTRAS_BIN := .venv-extras/bin
 SERVE ?= # further flags: make serve SERVE="--port 9000"
 CPU_KERNELS := $(wildcard ramify/cpu/*.cpp ramify/cpu/*.h)
