@@ -12,6 +12,9 @@
 //     Scale, scale(unit, run, part) of a vector of columns; `part` counts the vectors of a tile
 //     Eight, eight(unit, k, part)   weights k .. k + 7 (k a multiple of 8), as they lie in memory
 //     weight(eight, i, scale)       one of those, as a vector of numbers
+//     HOLDS_INTEGERS                whether it multiplies integers too (int8_tiles.h), and then
+//     NUMBER_BITS, KINDS            bits of an integer; 2 where a Scale has a minimum, else 1
+//     OFFSET, bytes(unit, k, to)    the same weights as bytes, OFFSET larger
 //
 // or, where weights are numbers already, with units of one weight and weight(unit, part) alone.
 //
@@ -23,8 +26,15 @@
 
 #include "vectors.h"
 
-#if defined(__AVX__)
+#if defined(__SSE2__)
 #include <immintrin.h>
+#endif
+
+// Whether products of integers take weights as bytes from 0 to 255; else those of eight bits are -128 to 127.
+#if defined(__AVX512VNNI__) || (!defined(__AVX512F__) && defined(__AVXVNNI__))
+constexpr bool UNSIGNED_BYTES = true;
+#else
+constexpr bool UNSIGNED_BYTES = false;
 #endif
 
 // A vector of small integers from memory. GCC's own conversion of bytes goes through several shuffles.
@@ -84,12 +94,36 @@ static inline uint32_t squeezed(const int8_t* bytes) {
     return static_cast<uint32_t>(bits | bits >> (32 - 4 * BITS));
 }
 
+// Bytes 0, 2, 4 and 6 of every column, by byte and then column, side by side, and OFFSET larger.
+template <int OFFSET>
+static inline void gather_bytes(const uint8_t* from, uint8_t* to) {
+#if defined(__SSE2__)
+    for (long column = 0; column + 16 <= TILE_COLUMNS; column += 16) {
+        __m128i rows[4];
+        for (int i = 0; i < 4; ++i) {
+            rows[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 2 * i * TILE_COLUMNS + column));
+            if (OFFSET) rows[i] = _mm_xor_si128(rows[i], _mm_set1_epi8(static_cast<char>(OFFSET)));
+        }
+        const __m128i low[2] = {_mm_unpacklo_epi8(rows[0], rows[1]), _mm_unpackhi_epi8(rows[0], rows[1])};
+        const __m128i high[2] = {_mm_unpacklo_epi8(rows[2], rows[3]), _mm_unpackhi_epi8(rows[2], rows[3])};
+        __m128i* out = reinterpret_cast<__m128i*>(to + 4 * column);
+        for (int half = 0; half < 2; ++half) {
+            _mm_storeu_si128(out + 2 * half, _mm_unpacklo_epi16(low[half], high[half]));
+            _mm_storeu_si128(out + 2 * half + 1, _mm_unpackhi_epi16(low[half], high[half]));
+        }
+    }
+    if constexpr (TILE_COLUMNS % 16 == 0) return;
+#endif
+    for (long column = 0; column < TILE_COLUMNS; ++column)
+        for (int i = 0; i < 4; ++i) to[4 * column + i] = from[2 * i * TILE_COLUMNS + column] ^ OFFSET;
+}
+
 // -- weights that are numbers already -------------------------------------------------------------------------
 
 template <long BYTES>
 struct Numbers {
     static constexpr long UNIT = 1, RUN = 1, BLOCK_BYTES = BYTES, UNIT_BYTES = BYTES * TILE_COLUMNS;
-    static constexpr bool IN_TWO_WORDS = false;
+    static constexpr bool IN_TWO_WORDS = false, HOLDS_INTEGERS = false;
     static void put(const uint8_t* block, uint8_t* unit, long column) { memcpy(unit + column * BYTES, block, BYTES); }
 };
 
@@ -134,7 +168,8 @@ struct Quantised {
     static constexpr long NUMBERS = FACTORS + (RUNS > 1 ? RUNS * KINDS * TILE_COLUMNS : 0);
     static constexpr long LOW_BYTES = BITS == 8 ? 32 : 16, GROUP_BYTES = 4 * BITS * TILE_COLUMNS;  // of 32 weights
     static constexpr long UNIT_BYTES = NUMBERS + UNIT / 32 * GROUP_BYTES;
-    static constexpr bool IN_TWO_WORDS = BITS == 5 || BITS == 6;
+    static constexpr bool IN_TWO_WORDS = BITS == 5 || BITS == 6, HOLDS_INTEGERS = true;
+    static constexpr int NUMBER_BITS = BITS;
     static constexpr int UPPER = BITS - 4;  // bits that are not with the lowest four
 
     struct Scale {
@@ -208,6 +243,36 @@ struct Quantised {
     static inline Vector weight(const Eight& eight, int i, const Scale& scale) {
         if constexpr (HAS_MINIMUM) return number(eight, i) * scale.scale + scale.minimum;
         return number(eight, i) * scale.scale;
+    }
+
+    static constexpr int OFFSET = !IS_SIGNED || (BITS == 8 && !UNSIGNED_BYTES) ? 0 : 1 << (BITS - 1);
+
+    // Weights k .. k + 7 of all columns of a panel -> to (2, TILE_COLUMNS, 4): those that stand at even places, then
+    // the others.
+    static inline void bytes(const uint8_t* unit, long k, uint8_t* to) {
+        if constexpr (BITS == 8) {
+            const uint8_t* from = unit + NUMBERS + k / 32 * GROUP_BYTES + k % 32 * TILE_COLUMNS;
+            gather_bytes<OFFSET>(from, to);
+            gather_bytes<OFFSET>(from + TILE_COLUMNS, to + 4 * TILE_COLUMNS);
+        } else {
+#pragma GCC unroll 8
+            for (long part = 0; part < TILE_VECTORS; ++part) {
+                const Eight found = eight(unit, k, part);
+#pragma GCC unroll 2
+                for (int odd = 0; odd < 2; ++odd) {
+                    Integers four = (found.low >> (4 * odd)) & 0x0f0f0f0f;
+                    if constexpr (BITS == 5)  // bits 0, 2, 4, 6 to the fifth of each byte; what else comes is dropped
+                        four |= ((found.upper >> odd) & 0x55) * 0x00410410 & 0x10101010;
+                    if constexpr (BITS == 6) {
+                        Integers pairs = (found.upper >> (2 * odd)) & 0x3333;
+                        pairs = (pairs | pairs << 8) & 0x00330033;
+                        four |= (pairs << 4 | pairs << 8) & 0x30303030;
+                    }
+                    if constexpr (OFFSET) four ^= OFFSET * 0x01010101;
+                    memcpy(to + (odd * TILE_COLUMNS + part * WIDTH) * 4, &four, sizeof(four));
+                }
+            }
+        }
     }
 
     static void put_block(const Block& block, uint8_t* unit, long column) {
@@ -392,8 +457,9 @@ struct Grouped {
     using Eight = typename Numbers::Eight;
     static constexpr long UNIT = WEIGHTS, RUN = WEIGHTS, BLOCK_BYTES = 4 + WEIGHTS * BITS / 8;
     static constexpr long ZEROS = Numbers::NUMBERS + UNIT / 32 * Numbers::GROUP_BYTES;
-    static constexpr long UNIT_BYTES = ZEROS + TILE_COLUMNS;
-    static constexpr bool IN_TWO_WORDS = false;
+    static constexpr long UNIT_BYTES = ZEROS + TILE_COLUMNS, KINDS = 2;
+    static constexpr bool IN_TWO_WORDS = false, HOLDS_INTEGERS = true;
+    static constexpr int NUMBER_BITS = BITS, OFFSET = Numbers::OFFSET;
 
     static inline Scale scale(const uint8_t* unit, long, long part) {
         const Vector scale = load_halves(unit + 2 * part * WIDTH);
@@ -402,6 +468,8 @@ struct Grouped {
     }
 
     static inline Eight eight(const uint8_t* unit, long k, long part) { return Numbers::eight(unit, k, part); }
+
+    static inline void bytes(const uint8_t* unit, long k, uint8_t* to) { Numbers::bytes(unit, k, to); }
 
     static inline Vector weight(const Eight& eight, int i, const Scale& scale) {
         return Numbers::number(eight, i) * scale.scale + scale.minimum;
@@ -430,7 +498,7 @@ struct Grouped {
 struct Fp8 {
     static constexpr long UNIT = 128, RUN = 128, BLOCK_BYTES = 4 + UNIT, NUMBERS = 4 * TILE_COLUMNS;
     static constexpr long UNIT_BYTES = NUMBERS + UNIT * TILE_COLUMNS;
-    static constexpr bool IN_TWO_WORDS = false;
+    static constexpr bool IN_TWO_WORDS = false, HOLDS_INTEGERS = false;
 
     struct Scale {
         Vector scale;

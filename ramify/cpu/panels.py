@@ -8,6 +8,9 @@ Weights keep the bits they have in their checkpoint (formats.h): they are unpack
 piece at a time into the cache. The numbers are those that dequantising gives, bit for bit.
 
 A gated weight is two, gate and up: a tile of each is multiplied, and silu(gate) * up goes to the output.
+
+With int8 activations, products with quantised weights are made of integers (int8_tiles.h): rows of x become integers
+too, in blocks of 32. That is faster, and no longer the dequantised model; a row still does not depend on others.
 """
 
 from __future__ import annotations
@@ -79,22 +82,29 @@ class Panels:
 ROWS_PER_THREAD = 16  # with fewer, one thread is done before a second has woken up
 
 
-class PanelPacking:
-    """Packs weights in the format they come in, or all of them as float32."""
+class Int8Rows:
+    """Memory for a product's rows as integers, kept from one product to the next; one thread at a time."""
 
-    def __init__(self, library: Library, *, dequantize: bool = False) -> None:
-        self.library = library
-        self._dequantize = dequantize
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._memory = torch.empty(0, dtype=torch.uint8)
 
-    def pack(self, weight: StoredTensor) -> Panels:
-        return Panels(self.library, weight.in_float32() if self._dequantize else weight)
+    def address(self, rows: int, depth: int) -> int:
+        size = self._library.int8_rows_size(rows, depth)
+        if len(self._memory) < size:
+            self._memory = torch.empty(size, dtype=torch.uint8)
+        return self._memory.data_ptr()
 
 
 class Product:
     """A linear layer's parts as the kernels read them."""
 
-    def __init__(self, library: Library, linear: Linear, *, gated: bool = False) -> None:
+    def __init__(
+        self, library: Library, linear: Linear, *, gated: bool = False, int8_rows: Int8Rows | None = None
+    ) -> None:
         self._library = library
+        self._int8_rows = int8_rows
+        self._has_integers = False
         self._linear = linear
         self._gated = gated
         outputs, self._depth = linear.weight.shape
@@ -123,6 +133,7 @@ class Product:
             self._depth,
             self._columns,
             ending,
+            self._int8_rows.address(*x.shape) if self._int8_rows is not None and self._has_integers else None,
             self._library.threads,
         )
 
@@ -133,10 +144,27 @@ class Product:
         assert isinstance(first, Panels)
         self._order = first.order
         rows = []
+        self._has_integers = False
         for first_row, part in parts:
             assert isinstance(part, Panels)
             assert (part.order is None) == (first.order is None), "all parts multiply columns in one order"
+            self._has_integers |= part.stored_in.holds_integers
             address = 0 if bias is None else bias.data_ptr() + first_row * bias.itemsize
             rows.append((part.stored_in.type_id, part.data.data_ptr(), address, part.num_rows))
         assert sum(row[-1] for row in rows) == len(self._linear.weight), "some rows of the weight were not packed"
         return torch.tensor(rows)
+
+
+class PanelPacking:
+    """Packs weights in the format they come in, or all of them as float32."""
+
+    def __init__(self, library: Library, *, dequantize: bool = False, int8_activations: bool = False) -> None:
+        self.library = library
+        self.int8_rows = Int8Rows(library) if int8_activations else None
+        self._dequantize = dequantize
+
+    def pack(self, weight: StoredTensor) -> Panels:
+        return Panels(self.library, weight.in_float32() if self._dequantize else weight)
+
+    def product(self, linear: Linear, *, gated: bool = False) -> Product:
+        return Product(self.library, linear, gated=gated, int8_rows=self.int8_rows)

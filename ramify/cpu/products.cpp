@@ -1,4 +1,5 @@
 // x times packed weights, and what becomes of it. See cpu/panels.py for the layout.
+#include "int8_tiles.h"
 #include "panel_tiles.h"
 #include "threads.h"
 
@@ -21,6 +22,7 @@ struct Product {
     float* out;
     long depth, columns;  // of the output
     Ending ending;
+    Int8Rows int8;  // x as integers; null: it is multiplied as it is
 };
 
 // sums (rows, TILE_COLUMNS) = x (rows, depth) * one panel, and the bias.
@@ -29,6 +31,9 @@ void multiply_part(const Product& product, const Part& part, long panel, long fi
     with_format(part.format, [&](auto format) {
         using Format = decltype(format);
         const uint8_t* units = part.panels + panel * (product.depth / Format::UNIT) * Format::UNIT_BYTES;
+        if constexpr (Format::HOLDS_INTEGERS)
+            if (product.int8.numbers)
+                return multiply_int8_panel<Format>(product.int8, units, first, rows, product.depth, sums);
         multiply_panel<Format>(x, units, rows, product.depth, sums);
     });
     if (!part.bias) return;
@@ -120,12 +125,24 @@ extern "C" void unpack_rows(long format, const uint8_t* panels, const int64_t* r
     });
 }
 
+// How many bytes rows of x take as integers.
+extern "C" long int8_rows_size(long rows, long depth) { return Int8Rows::size(rows, depth); }
+
 // x (rows, depth) * parts -> out (rows, columns). The parts' columns stand side by side; those of GATED are gate and
-// up.
+// up. With memory for rows of integers, x becomes such rows first; weights that are numbers see it as it is.
 extern "C" void multiply_packed(const float* x, const int64_t* parts, long num_parts, float* out, long rows, long depth,
-                                long columns, long ending, long threads) {
-    const Product product{x, reinterpret_cast<const Part*>(parts), out, depth, columns, static_cast<Ending>(ending)};
+                                long columns, long ending, void* int8_memory, long threads) {
     if (!rows) return;
+    const Int8Rows int8 = int8_memory ? Int8Rows::in(int8_memory, rows, depth) : Int8Rows{};
+    if (int8_memory) {
+        const long at_once = 16;  // rows that a thread takes
+        for_each_chunk((rows + at_once - 1) / at_once, threads, [&](long chunk, long) {
+            for (long row = chunk * at_once; row < rows && row < (chunk + 1) * at_once; ++row)
+                quantise_row(int8, x, row, depth);
+        });
+    }
+    const Product product{x,       reinterpret_cast<const Part*>(parts), out, depth,
+                          columns, static_cast<Ending>(ending),          int8};
     long num_panels = 0;
     for (long part = 0; part < (ending == GATED ? 1 : num_parts); ++part)
         num_panels += product.parts[part].num_panels();

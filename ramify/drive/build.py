@@ -76,6 +76,7 @@ def build_engine(config: EngineConfig, say: Callable[[str], None], *, is_replica
     packing = _cpu_packing(config, say)
     team = start_team([loader], config, uses_panels=packing is not None)
     (decoder,) = _load([loader], config, packing, team)
+    _check_integers(config, [decoder])
     drafting = _load_draft_model(config, prepared.codec.tokenizer, decoder, packing, say)
     max_model_len = config.model_config.resolve_max_model_len(decoder.arch.max_position_embeddings)
     core = _assemble(
@@ -114,6 +115,7 @@ def build_pair(
     student_drafts = _student_drafts(teacher)
     team = start_team(prepared.distinct_loaders, teacher, uses_panels=packing is not None)
     decoders = _load(prepared.distinct_loaders, teacher, packing, team)
+    _check_integers(teacher, decoders)
     lengths = [teacher.model_config.resolve_max_model_len(each.arch.max_position_embeddings) for each in decoders]
     ends = frozenset[int]().union(
         *(_end_token_ids(decoders[-role], tokenizer, say) for role, tokenizer in enumerate(prepared.tokenizers))
@@ -370,10 +372,12 @@ def _cpu_packing(config: EngineConfig, say: Callable[[str], None]) -> PanelPacki
     """Who packs weights for the CPU's kernels; None where torch's operators compute."""
     model = config.model_config
     if resolve_device(model.device).type != "cpu":
+        if model.int8_activations:
+            raise UnsupportedError("int8_activations is for CPUs, and this engine runs on a GPU (device='cpu')")
         return None
     try:
         if not model.enforce_eager and model.dtype in KERNEL_DTYPES:
-            return PanelPacking(load(say), dequantize=model.dequantize)
+            return PanelPacking(load(say), dequantize=model.dequantize, int8_activations=model.int8_activations)
         why = "enforce_eager does without them" if model.enforce_eager else f"dtype is {model.dtype}"
     except NoCompilerError as error:
         why = str(error)
@@ -383,7 +387,20 @@ def _cpu_packing(config: EngineConfig, say: Callable[[str], None]) -> PanelPacki
             "batch_invariant needs Ramify's own kernels on a CPU, since torch's operators sum in an order that "
             f"follows from the number of rows; here {why}"
         )
+    if model.int8_activations:
+        raise UnsupportedError(
+            f"int8_activations needs Ramify's own kernels: torch's operators have float32 weights; here {why}"
+        )
     return None
+
+
+def _check_integers(config: EngineConfig, decoders: Sequence[Decoder]) -> None:
+    """Refuses to multiply integers where no model has any."""
+    if config.model_config.int8_activations and not any(decoder.holds_integers for decoder in decoders):
+        raise UnsupportedError(
+            "int8_activations multiplies weights of integers, and this model has none: its checkpoint stores "
+            "floating-point numbers"
+        )
 
 
 def _led(layers: Sequence[Layers], pools: Sequence[KVPool], team: Team) -> list[Layers]:

@@ -98,6 +98,11 @@ class Decoder:
         parts = [part for linear in linears(self) for part in linear.parts.values()]
         return sorted({part.stored_in.name for part in parts if part.stored_in.block_size > 1})
 
+    @property
+    def holds_integers(self) -> bool:
+        """Whether some weights are held as integers with scales."""
+        return any(part.stored_in.holds_integers for linear in linears(self) for part in linear.parts.values())
+
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """token_ids, positions (T,) -> hidden states after the last norm (T, hidden)."""

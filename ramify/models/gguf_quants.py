@@ -17,7 +17,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from ramify.models.number_formats import GGUF_FORMATS, NumberFormat
+from ramify.models.number_formats import FP8_FORMAT, GGUF_FORMATS, NumberFormat
 
 # Weights dequantised at a time. On a CPU a chunk and its temporaries should fit in the cache, and yet be large enough
 # for torch to split between threads. On a GPU launches cost more than memory traffic.
@@ -31,6 +31,15 @@ class QuantFormat(NumberFormat):
 
     weights_dtype: torch.dtype
     dequantize_blocks: Callable[[Tensor, Tensor], None]
+
+    @property
+    def is_quantised(self) -> bool:
+        return self.block_size > 1
+
+    @property
+    def holds_integers(self) -> bool:
+        """Whether weights are integers with scales: all quantised ones but short floating-point numbers."""
+        return self.is_quantised and self.name != FP8_FORMAT.name
 
 
 def dequantize(data: Tensor, quant_format: QuantFormat) -> Tensor:

@@ -36,7 +36,7 @@ class StoredTensor:
 
     @property
     def is_quantised(self) -> bool:
-        return self.quant_format.block_size > 1
+        return self.quant_format.is_quantised
 
     def numbers(self) -> Tensor:
         """float16, bfloat16 and float32 as stored, in the same memory; all else dequantised to float32."""

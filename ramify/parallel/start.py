@@ -33,6 +33,8 @@ def start_team(loaders: Sequence[ModelLoader], config: EngineConfig, *, uses_pan
             f"tensor_parallel_size must be 1 with batch_invariant, got {size}: ranks add up their parts in an order "
             "that is not promised"
         )
+    if config.model_config.int8_activations:
+        raise UnsupportedError(f"tensor_parallel_size must be 1 with int8_activations, got {size}")
     if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
         raise UnsupportedError(f"tensor_parallel_size {size} needs a torch with gloo, and this one was built without")
     for loader in loaders:

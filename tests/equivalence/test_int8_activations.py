@@ -1,0 +1,181 @@
+"""Products of integers: the sums of a slow reference that does the same arithmetic."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ramify import LLM, InvalidInputError, SamplingParams, UnsupportedError
+from ramify.cpu.library import Library
+from ramify.cpu.panels import Ending, PanelPacking, Product
+from ramify.models.gguf_quants import FORMATS_BY_NAME
+from ramify.models.linear import Linear
+from ramify.models.stored import StoredTensor
+from tests.conftest import CheckpointMaker
+from tests.equivalence.test_cpu_kernels import library  # noqa: F401 - a fixture
+from tests.quantised import EVERY_FORMAT, stored, write_model
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="no g++ here")
+
+
+def _product(packing: PanelPacking, parts: list[StoredTensor], *, gated: bool = False) -> Product:
+    linear = Linear(torch.empty(sum(part.shape[0] for part in parts), parts[0].shape[1], device="meta"))
+    first = 0
+    for part in parts:
+        linear.put(first, part, packing)
+        first += part.shape[0]
+    return packing.product(linear, gated=gated)
+
+
+def _as_integers(x: Tensor) -> Tensor:
+    """x (rows, depth) -> what the integers of its blocks stand for, float64."""
+    blocks = x.view(len(x), -1, 32)
+    scales = blocks.abs().amax(-1, keepdim=True) / 127
+    scales = torch.where(scales < 2.0**-126, 0.0, scales)
+    numbers = torch.round(blocks * torch.where(scales > 0, 1 / scales, 0.0))
+    assert float(numbers.abs().max()) <= 127
+    return (numbers.double() * scales.double()).view(x.shape)
+
+
+def _size(x: Tensor, part: StoredTensor) -> Tensor:
+    """How large the terms of a product are: number * scale and minimum, which may nearly cancel, count apart."""
+    weights = part.numbers().double().abs()
+    return x.double().abs() @ (weights + weights.view(len(weights), -1, 32).amax(-1).repeat_interleave(32, 1)).t()
+
+
+def _multiplied(x: Tensor, part: StoredTensor) -> Tensor:
+    seen = _as_integers(x) if part.quant_format.holds_integers else x.double()
+    return seen @ part.numbers().double().t()
+
+
+@given(
+    rows=st.one_of(st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 13]), st.integers(1, 300)),
+    steps=st.integers(1, 5),
+    outputs=st.lists(st.sampled_from([1, 16, 40, 64, 65, 130]), min_size=1, max_size=3),
+    names=st.lists(st.sampled_from(list(EVERY_FORMAT)), min_size=3, max_size=3),
+    gated=st.booleans(),
+    threads=st.integers(1, 2),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=30)
+def test_products_of_integers(
+    library: Library,  # noqa: F811
+    *,
+    rows: int,
+    steps: int,
+    outputs: list[int],
+    names: list[str],
+    gated: bool,
+    threads: int,
+    seed: int,
+) -> None:
+    """Parts of several formats, any number of rows. Integers are exact, so only the last bits of sums may differ."""
+    outputs = [outputs[0], outputs[0]] if gated else outputs
+    names = names[: len(outputs)]
+    depth = steps * max(EVERY_FORMAT[name].block_size for name in names)
+    depth = -(-depth // 32) * 32
+    parts = [stored(name, count, depth, seed + index) for index, (name, count) in enumerate(zip(names, outputs))]  # noqa: B905
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, depth, generator=generator) * torch.exp(3 * torch.randn(rows, depth, generator=generator))
+    exact = torch.cat([_multiplied(x, part) for part in parts], dim=1)
+    bound = torch.cat([_size(x, part) for part in parts], dim=1)
+    out = torch.empty(rows, outputs[0] if gated else sum(outputs))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        packing = PanelPacking(library, int8_activations=True)
+        _product(packing, parts, gated=gated).multiply(x, out, Ending.GATED if gated else Ending.PLAIN)
+    finally:
+        torch.set_num_threads(before)
+    if gated:
+        gate, up = exact.chunk(2, dim=1)
+        exact = torch.nn.functional.silu(gate) * up
+        tolerance = 1e-5 * (exact.abs() + bound.chunk(2, dim=1)[0] * up.abs() + bound.chunk(2, dim=1)[1] * gate.abs())
+    else:
+        tolerance = 2e-6 * bound
+    wrong = (out.double() - exact).abs() > tolerance
+    assert not wrong.any(), (
+        names,
+        wrong.nonzero()[:4].tolist(),
+        out[wrong][:4],
+        exact[wrong][:4],
+        tolerance[wrong][:4],
+    )
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it(library: Library) -> None:  # noqa: F811
+    packing = PanelPacking(library, int8_activations=True)
+    packed = _product(packing, [stored("Q4_K", 100, 768, seed=1), stored("Q6_K", 30, 768, seed=2)])
+    x = torch.randn(300, 768, generator=torch.Generator().manual_seed(3))
+    together = torch.empty(300, 130)
+    packed.multiply(x, together)
+    for count in (1, 4, 9, 192):
+        some = torch.empty(count, 130)
+        packed.multiply(x[:count].contiguous(), some)
+        assert torch.equal(some, together[:count])
+
+
+def test_blocks_at_the_ends_of_the_numbers(library: Library) -> None:  # noqa: F811
+    """Zeros and the smallest numbers give zeros; where an input is no number, no output of its row is one."""
+    packed = _product(PanelPacking(library, int8_activations=True), [stored("Q8_0", 70, 64, seed=1)])
+    x = torch.randn(7, 64, generator=torch.Generator().manual_seed(3))
+    x[0] = 0.0
+    x[1] = 1e-44
+    x[2, 40] = torch.nan
+    x[3, 0], x[4, 63] = torch.inf, -torch.inf
+    x[5] = 1e37
+    out = torch.empty(7, 70)
+    packed.multiply(x, out)
+    assert not out[:2].any()
+    assert out[2:5].isnan().all()
+    assert out[5:].isfinite().all()
+
+
+# -- whole models --------------------------------------------------------------------------------------------
+
+OPTIONS: dict[str, Any] = {"device": "cpu", "generation_config": "none", "num_kv_blocks": 64}
+PROMPTS = [list(range(40)), [5, 3] * 40]
+
+
+def _logprobs(llm: LLM, prompts: list[list[int]]) -> list[dict[int, float]]:
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=1, logprobs=20), use_tqdm=False)
+    return [{token: entry.logprob for token, entry in output.outputs[0].logprobs[0].items()} for output in outputs]  # type: ignore[index]
+
+
+def test_a_model_of_all_formats_is_close_to_itself(tmp_path: Path) -> None:
+    """Other numbers than the exact model's, but near them; and the same for a prompt alone and among others."""
+    path = tmp_path / "mixed.gguf"
+    write_model(path, list(FORMATS_BY_NAME))
+    exact, rough = LLM(str(path), **OPTIONS), LLM(str(path), **OPTIONS, int8_activations=True, batch_invariant=True)
+    found, expected = _logprobs(rough, PROMPTS), _logprobs(exact, PROMPTS)
+    assert found != expected
+    for ours, theirs in zip(found, expected, strict=True):
+        common = ours.keys() & theirs.keys()
+        assert len(common) >= 10
+        assert max(abs(ours[token] - theirs[token]) for token in common) < 0.5
+    assert [_logprobs(rough, [prompt])[0] for prompt in PROMPTS] == found
+
+
+def test_where_it_cannot_apply_it_is_refused(make_checkpoint: CheckpointMaker, tmp_path: Path) -> None:
+    folder, path = str(make_checkpoint("llama")), tmp_path / "small.gguf"
+    write_model(path, ["Q4_0"])
+    with pytest.raises(UnsupportedError, match="this model has none"):
+        LLM(folder, **OPTIONS, int8_activations=True)
+    with pytest.raises(UnsupportedError, match=r"int8_activations needs .* kernels.*here enforce_eager"):
+        LLM(str(path), **OPTIONS, int8_activations=True, enforce_eager=True)
+    with pytest.raises(UnsupportedError, match="tensor_parallel_size must be 1 with int8_activations, got 2"):
+        LLM(str(path), **OPTIONS, int8_activations=True, tensor_parallel_size=2)
+    with pytest.raises(InvalidInputError, match="ask for one of them"):
+        LLM(str(path), **OPTIONS, int8_activations=True, dequantize=True)
+    if not torch.cuda.is_available():
+        return
+    with pytest.raises(UnsupportedError, match="is for CPUs"):
+        LLM(str(path), int8_activations=True, device="cuda")
