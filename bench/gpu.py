@@ -50,6 +50,7 @@ def engine(
     warmup: str = "lazy",
     batch_invariant: bool = False,
     max_model_len: int | None = None,
+    speculation: str | None = None,
 ) -> LLM | OptimalSampling:
     shapes = model.split("+")
     folders = []
@@ -62,6 +63,7 @@ def engine(
         "load_format": "dummy",
         "warmup": warmup,
         "batch_invariant": batch_invariant,
+        "speculation": speculation,
         "max_num_seqs": 512,
         "max_model_len": 2_048 if rehearse else max_model_len or LONGEST.get(model, 9_216),
         "gpu_memory_utilization": MEMORY_SHARE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,10 +17,14 @@ SETTINGS = {"optimal32": (32, 512), "optimal16x512": (16, 512), "optimal16x1024"
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return _loaded(monkeypatch, "gpu")
+
+
+def _loaded(monkeypatch: pytest.MonkeyPatch, script: str) -> ModuleType:
     monkeypatch.setattr(sys, "path", [str(BENCH), *sys.path])
-    for name in ("gpu_workloads", "gpu_peak", "pair_report"):
+    for name in ("gpu", "gpu_workloads", "gpu_peak", "pair_report"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    spec = importlib.util.spec_from_file_location("gpu_bench", BENCH / "gpu.py")
+    spec = importlib.util.spec_from_file_location(f"{script}_bench", BENCH / f"{script}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -105,3 +110,16 @@ def test_a_pair_in_few_bits_is_counted(gpu: ModuleType) -> None:
     assert module.weight_bytes(arch) == 2 * 2 * 152_064 * 5_120 + (arch.num_weights - 2 * 152_064 * 5_120) * 68 // 128
     assert module.weight_bytes(module.architecture_from_config(facts)) == 2 * arch.num_weights
     assert module.kv_bytes(arch) == 262_144
+
+
+def test_drafts_are_right_as_often_as_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = _loaded(monkeypatch, "speculation")
+    bench.main(["imposed", "--rehearse", "--repeats", "1", "--acceptance", "0.5", "--workload", "optimal16x512"])
+    told = capsys.readouterr().out.splitlines()
+    assert told[1].endswith("16 of 16 outputs are the same")
+    drawn, drafted = (
+        int(count.replace(",", "")) for count in re.findall(r"([0-9,]+) of ([0-9,]+) drafted", told[1])[0]
+    )
+    assert 0.2 < drawn / drafted < 0.5  # of three, one half, one quarter and one eighth

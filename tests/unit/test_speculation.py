@@ -19,7 +19,7 @@ from ramify.engine.core import EngineCore
 from ramify.engine.drafting.drafter import Wanted
 from ramify.engine.drafting.lookup import LookupDrafter
 from ramify.engine.drafting.ngrams import Ngrams
-from ramify.engine.drafting.pace import ALLOWANCE, FIRST_CREDIT, MOST, Pace
+from ramify.engine.drafting.pace import ALLOWANCE, FIRST_CREDIT, MOST, Pace, Prices
 from ramify.engine.sequence import Sequence
 from ramify.outputs import RequestOutput
 from tests.fake import FakeDevice, FakeLayers, fake_engine, logits_after
@@ -336,42 +336,45 @@ def test_siblings_outputs_count_where_that_is_asked() -> None:
 @given(
     cost=st.floats(0.01, 1.5),
     fixed=st.sampled_from([0.0, 0.3]),
+    drawn=st.floats(0.2, 1),
     rates=st.lists(st.floats(0, 1), min_size=1, max_size=4),
     seed=st.integers(0, 99),
 )
 @settings(max_examples=50)
-def test_whatever_is_drawn_drafts_cost_little(cost: float, fixed: float, rates: list[float], seed: int) -> None:
+def test_whatever_is_drawn_drafts_cost_little(
+    cost: float, fixed: float, drawn: float, rates: list[float], seed: int
+) -> None:
     """Counted in tokens that could have been drawn in the time: what was spent beyond what was saved."""
-    pace, chance, spent, drawn = Pace(), random.Random(seed), 0.0, 0
+    pace, chance, spent, num_drawn, prices = Pace(), random.Random(seed), 0.0, 0, Prices(cost, fixed, drawn)
     for rate in rates:
         for _ in range(100):
-            most = pace.length(cost, fixed)
+            most = pace.length(prices)
             assert 0 <= most <= MOST
             right = next((place for place in range(most) if chance.random() >= rate), most)
-            drawn += right + 1
+            num_drawn += right + 1
             if most:
-                pace.note(most, right, cost, fixed)
-                spent += most * cost + fixed - right
+                pace.note(most, right, prices)
+                spent += most * cost + fixed - right * drawn
             else:
                 pace.note_plain()
-            assert spent <= FIRST_CREDIT + ALLOWANCE * drawn + 1e-6
+            assert spent <= FIRST_CREDIT + ALLOWANCE * num_drawn + 1e-6
 
 
 def test_drafts_grow_as_they_are_drawn_and_come_back_after_a_while() -> None:
     pace = Pace()
     lengths = []
     for _ in range(8):
-        lengths.append(pace.length(0.25))
-        pace.note(lengths[-1], lengths[-1], 0.25)
+        lengths.append(pace.length(Prices(0.25)))
+        pace.note(lengths[-1], lengths[-1], Prices(0.25))
     assert lengths[0] == 2
     assert lengths[-1] >= 6
-    while pace.length(0.25):
-        pace.note(1, 0, 0.25)
-    while pace.length(0.25) == 0:
+    while pace.length(Prices(0.25)):
+        pace.note(1, 0, Prices(0.25))
+    while pace.length(Prices(0.25)) == 0:
         pace.note_plain()
-    pace.note(1, 0, 0.25)
+    pace.note(1, 0, Prices(0.25))
     silent = 0
-    while not pace.length(0.25):
+    while not pace.length(Prices(0.25)):
         pace.note_plain()
         silent += 1
     assert 5 < silent < 60

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ramify.engine.demands import Demands
 from ramify.engine.drafting.drafter import Drafter, Wanted
-from ramify.engine.drafting.pace import FIRST_RATE, Pace
+from ramify.engine.drafting.pace import FIRST_RATE, Pace, Prices
 from ramify.engine.sequence import Sequence
 
 MOST_DOUBLINGS = 5  # of the steps between two looks, where looking in vain keeps a device from running ahead
@@ -38,7 +38,8 @@ class Speculation:
 
     def reset(self) -> None:
         self._open: dict[str, _Open] = {}
-        self._costs = (0.0, 0.0)  # of a drafted token, and of drafting any, in the last step
+        self._prices = Prices(0.0)  # of the last step
+        self._company = 1.0  # of the rows beside one that is drafted for, how many are too
         self._num_rests = 0  # steps until the next look
         self._rate = FIRST_RATE  # of drafted tokens that were drawn lately, for who comes next
         self._num_vain = 0  # looks that found nothing, one after the other
@@ -74,21 +75,26 @@ class Speculation:
     def draft(self, able: Items[Sequence], *, num_rows: int, budget: int) -> None:
         """Tokens for those of these sequences, a step of so many rows, whose pace is to have some."""
         filled = self._row_cost * num_rows
-        self._costs = filled / (1 + filled) + self.drafter.cost, self._stall
+        of_rows = filled / (1 + filled)  # of a step's time
+        self._prices = Prices(of_rows + self.drafter.cost, self._stall, _saved(of_rows, self._company, num_rows))
         wanted: list[Wanted] = []
         for sequence in able:
             known = self._open.get(sequence.request_id)
             if known is None or budget <= 0:
                 continue
             pace = known.paces.get(sequence.child) or known.paces.setdefault(sequence.child, Pace(self._rate))
-            most = min(pace.length(*self._costs), budget, _room(sequence, known.demands))
+            most = min(pace.length(self._prices), budget, _room(sequence, known.demands))
             if most > 0:
                 wanted.append(Wanted(sequence, known.demands, most))
                 budget -= most
         drafts = self.drafter.draft(wanted) if wanted else []
         for (sequence, _, most), drafted in zip(wanted, drafts, strict=True):
             sequence.drafted = drafted[:most]
-        self._note_look(any(drafts))
+        num_drafting = sum(map(bool, drafts))
+        self._note_look(num_drafting > 0)
+        if num_drafting and num_rows > 1:
+            self._company += SHARE_OF_ALL * (num_drafting / num_rows - self._company)
+        self._prices = self._prices._replace(drawn=_saved(of_rows, num_drafting / max(1, num_rows), num_rows))
 
     def _note_look(self, has_found: bool) -> None:
         self._num_vain = 0 if has_found else min(self._num_vain + 1, MOST_DOUBLINGS)
@@ -101,10 +107,16 @@ class Speculation:
         if pace is None:
             return
         if num_drafted:
-            pace.note(num_drafted, num_accepted, *self._costs)
+            pace.note(num_drafted, num_accepted, self._prices)
             self._rate += SHARE_OF_ALL * (pace.rate - self._rate)
         else:
             pace.note_plain()
+
+
+def _saved(of_rows: float, company: float, num_rows: int) -> float:
+    """What a drafted token that is drawn saves: its row of a later step; and that step itself if all others in it get
+    ahead too, for a step is made for the slowest."""
+    return 1.0 if num_rows <= 1 else of_rows + (1 - of_rows) * company
 
 
 def _room(sequence: Sequence, demands: Demands) -> int:
