@@ -7,11 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from ramify import validation as check
+from ramify.config import EngineConfig
+from ramify.errors import InvalidInputError
 from ramify.ray.cluster import ray_module
 
 _BATCHES_OF_A_TASK = 4  # that Ray Data has an asynchronous stage work on at a time
 _TASKS_AT_ONCE = 2  # of one actor: its engine is never without work while results are handed over
 _SEQUENCES = 256  # an engine's own default of max_num_seqs
+
+
+def check_options(model: str, options: Mapping[str, Any], *, how_many: str) -> None:
+    """A mistake shows before anything starts; `how_many` is what says how many engines there are."""
+    config = EngineConfig.from_options(model=model, **options)
+    if config.model_config.data_parallel_size > 1:
+        raise InvalidInputError(
+            f"data_parallel_size must be 1 on a cluster, got {config.model_config.data_parallel_size}: {how_many} says "
+            f"how many engines there are"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +32,7 @@ class Pool:
 
     num_engines: int | None = None
     num_cpus: float | None = None  # of an engine: 1 beside a GPU, else all of a machine but one for Ray's own tasks
-    num_gpus: float | None = None  # of an engine: one for each of its processes where the cluster has GPUs, else none
+    num_gpus: float | None = None  # of an engine: tensor_parallel_size where the cluster has GPUs, else none
     batch_size: int | None = None  # rows that are handed over together; by default what keeps an engine full
 
     def __post_init__(self) -> None:
@@ -45,7 +57,7 @@ class Pool:
         ray = ray_module()
         machines = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
         gpus = sum(machine.get("GPU", 0) for machine in machines)
-        ranks = options.get("tensor_parallel_size", 1) * options.get("data_parallel_size", 1)
+        ranks = options.get("tensor_parallel_size", 1)
         num_gpus = self.num_gpus if self.num_gpus is not None else (ranks if gpus else 0)
         least = min((machine["CPU"] for machine in machines), default=1)
         num_cpus = self.num_cpus if self.num_cpus is not None else 1 if num_gpus else max(least - 1, 1)

@@ -16,7 +16,7 @@ from ramify.distill.problems import Malformed, Problem
 from ramify.distill.recipe import Recipe, load_preset
 from ramify.errors import InvalidInputError, RamifyError
 from ramify.ray.cluster import ray_module, reason_of
-from ramify.ray.pool import Pool
+from ramify.ray.pool import Pool, check_options
 from ramify.ray.row_journal import RowJournal, row_name
 from ramify.ray.rows import Entry, all_of, check_columns, extended
 
@@ -64,7 +64,7 @@ def distill(
     """
     check.choice("on_refused", on_refused, ("stop", "skip"))
     recipe = recipe if isinstance(recipe, Recipe) else load_preset(recipe)
-    EngineConfig.from_options(model=recipe.model_teacher, **options)
+    check_options(recipe.model_teacher, options, how_many="Pool(num_engines=…)")
     names = dataset.columns(fetch_if_missing=False)
     if names is not None:
         check_columns(names, ["question", "answer"], FIELDS)

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from typing import Any, Literal, Unpack
 
 from ramify import validation as check
-from ramify.config import DEFAULT_MODEL, EngineConfig, EngineOptions
+from ramify.config import DEFAULT_MODEL, EngineOptions
 from ramify.errors import InvalidInputError
 from ramify.outputs import CompletionOutput, LogprobRow, RequestOutput
-from ramify.ray.pool import Pool
+from ramify.ray.pool import Pool, check_options
 from ramify.ray.row_journal import RowJournal, row_name
 from ramify.ray.rows import Entry, all_of, check_columns, extended
 from ramify.sampling_params import OutputKind, SamplingParams, SamplingStrategy
@@ -57,7 +57,7 @@ def generate(
         raise check.refuse("sampling_params", sampling_params, "SamplingParams")
     if sampling_params is not None and sampling_params.output_kind is not OutputKind.FINAL_ONLY:
         raise InvalidInputError("output_kind must be 'final_only': a row is written when it is done")
-    EngineConfig.from_options(model=model or DEFAULT_MODEL, **options)  # a mistake shows before anything starts
+    check_options(model or DEFAULT_MODEL, options, how_many="Pool(num_engines=…)")
     fields = _fields(sampling_params)
     names = dataset.columns(fetch_if_missing=False)
     if names is not None:

@@ -9,10 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ramify import validation as check
-from ramify.config import DEFAULT_MODEL, EngineConfig, EngineOptions, MixtureConfig
+from ramify.config import DEFAULT_MODEL, EngineOptions, MixtureConfig
 from ramify.errors import InvalidInputError, UnsupportedError
 from ramify.ray.cluster import ray_module
 from ramify.ray.front import Asked, Front, Message
+from ramify.ray.pool import check_options
 from ramify.server.config import PairConfig, ServerConfig
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def application(
             raise InvalidInputError(f"{name} has no meaning in a deployment: Serve has options of its own for it")
     if mixture is not None and pair is None:
         raise InvalidInputError("mixture says how two models are mixed: pair must name them")
-    EngineConfig.from_options(model=model or DEFAULT_MODEL, **options)  # a mistake shows before anything starts
+    check_options(model or DEFAULT_MODEL, options, how_many="num_replicas")
     settings: dict[str, Any] = {
         "name": "ramify",
         "num_replicas": num_replicas,

@@ -114,6 +114,13 @@ def test_pools_are_checked(wrong: dict[str, int]) -> None:
         ramify.ray.Pool(**wrong)
 
 
+def test_one_engine_an_actor() -> None:
+    with pytest.raises(InvalidInputError, match="data_parallel_size must be 1 on a cluster, got 2: Pool"):
+        ramify.ray.generate(NoRows(), data_parallel_size=2)
+    with pytest.raises(InvalidInputError, match="data_parallel_size must be 1 on a cluster, got 2: Pool"):
+        ramify.ray.distill(NoRows(), "base", data_parallel_size=2)
+
+
 def test_as_many_rows_as_keep_an_engine_full() -> None:
     pool = ramify.ray.Pool()
     assert pool.rows_at_a_time({}, n=1) == 64
