@@ -13,6 +13,7 @@ from ramify.config import DEFAULT_MODEL, EngineConfig, EngineOptions
 from ramify.drive.build import Engine, build_engine
 from ramify.drive.intake import Intake, Prompt, as_prompts, one_for_each
 from ramify.drive.loops import Calls
+from ramify.drive.replacing import check_replaceable, replace_weights
 from ramify.drive.scoring import scores, scoring_requests
 from ramify.drive.sleep import Sleeper, WakeTag
 from ramify.drive.tree import Tree
@@ -22,9 +23,7 @@ from ramify.errors import InvalidInputError, UnsupportedAttributeError, Unsuppor
 from ramify.foreign.keywords import own_keywords, strict_keywords
 from ramify.foreign.vllm import ATTRIBUTES, CHAT_KEYWORDS, GENERATE_KEYWORDS
 from ramify.models.decoder import Decoder
-from ramify.models.weights import fill
 from ramify.outputs import ContinuationLogprobs, RequestOutput
-from ramify.parallel.leading import replaced_everywhere
 from ramify.replicas.doors import model_for_calls
 from ramify.sampling_params import SamplingParams, SamplingStrategy
 from ramify.text.codec import Message
@@ -292,22 +291,28 @@ class LLM:
     # -- driving ---------------------------------------------------------------------------------------------
 
     def _replace_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        engine = self._here("LLM.load_weights")
-        [decoder] = engine.decoders
+        if self._engine is None:
+            self._replace_everywhere(weights)
+            return
         self._sleeper_of("LLM.load_weights").check_awake("weights")
-        if engine.core.has_unfinished():
-            raise InvalidInputError("weights can be replaced between calls only: requests are running")
-        if formats := decoder.quantised_formats:
-            raise InvalidInputError(
-                f"the model's weights are held quantised ({', '.join(formats)}) and cannot be replaced by others: "
-                "LLM(…, dequantize=True) holds them as float32"
-            )
+        check_replaceable(self._engine)
         self._weights_are_whole = False
-        engine.core.reset_prefix_cache()
-        engine.core.release_all_kept()
-        if engine.team is not None:
-            weights = replaced_everywhere(weights, decoder.shard, engine.team, model=0)
-        fill(decoder, weights)
+        replace_weights(self._engine, weights)
+        self._weights_are_whole = True
+
+    def _replace_everywhere(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """In all replicas, which read them from files."""
+        from ramify.remote.stored_weights import stored
+
+        assert not isinstance(self._core, EngineCore), "engines elsewhere"
+        with stored(weights) as folder:
+            try:
+                self._core.load_weights(folder)
+            except InvalidInputError:
+                raise  # nothing was replaced
+            except BaseException:
+                self._weights_are_whole = False
+                raise
         self._weights_are_whole = True
 
     def _params_for(

@@ -15,10 +15,12 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ramify.config import EngineConfig, MixtureConfig
 from ramify.drive.build import Engine, build_engine, build_pair
+from ramify.drive.replacing import check_replaceable, replace_weights
 from ramify.engine.core import EngineCore
 from ramify.errors import ProtocolError, RamifyError
 from ramify.remote.connection import Connection
@@ -30,9 +32,11 @@ from ramify.remote.messages import (
     Ask,
     Failed,
     Leave,
+    LoadWeights,
     NotLoaded,
     OneModel,
     Ready,
+    Refused,
     ResetPrefixCache,
     Said,
     ToEngine,
@@ -40,6 +44,7 @@ from ramify.remote.messages import (
     build_of,
 )
 from ramify.remote.packing import facts_of, request_of
+from ramify.remote.stored_weights import read_stored
 
 _log = logging.getLogger(__name__)
 
@@ -53,14 +58,14 @@ def serve(build: bytes, arrivals: queue.SimpleQueue[socket.socket]) -> None:
     logger.setLevel(logging.INFO)
     logger.propagate = False
     try:
-        cores = [_engine(model, server.say).core for model in build_of(build).models]
+        engines = [_engine(model, server.say) for model in build_of(build).models]
     except BaseException as error:  # told to every front as what it is
         server.refuse(error)
         os._exit(1)
     # Python's collector need not look through a loaded model again and again while tokens are drawn.
     gc.collect()
     gc.freeze()
-    server.open(cores)
+    server.open([engine.core for engine in engines], [partial(_replace_weights, engine) for engine in engines])
     threading.Event().wait()
 
 
@@ -71,12 +76,14 @@ class EngineServer:
         self._num_admitted = 0
         self._hosts: list[ModelHost] = []
         self._ready: Ready | None = None
+        self._replacers: Sequence[Callable[[str], None]] = ()
 
     # -- models -------------------------------------------------------------------------------------------------------
 
-    def open(self, cores: Sequence[EngineCore]) -> None:
-        """From now on these are served."""
+    def open(self, cores: Sequence[EngineCore], replacers: Sequence[Callable[[str], None]] = ()) -> None:
+        """From now on these are served; `replacers` give each of them other weights, from a folder."""
         self._hosts = [ModelHost(core, index, self.connections) for index, core in enumerate(cores)]
+        self._replacers = replacers
         for host in self._hosts:
             threading.Thread(target=_run, args=(host,), name="ramify-engine", daemon=True).start()
         with self._lock:
@@ -147,6 +154,19 @@ class EngineServer:
             case ResetPrefixCache():
                 host.do(host.reset_prefix_cache)
                 host.do(lambda: connection.send([Answer(message.ticket, host.state())]))
+            case LoadWeights():
+                host.do(lambda: self._load_weights(connection, host, message))
+
+    def _load_weights(self, connection: Connection, host: ModelHost, message: LoadWeights) -> None:
+        """In the engine's thread, between two steps."""
+        try:
+            self._replacers[message.model](message.folder)
+        except Exception as error:
+            if not isinstance(error, RamifyError):
+                _log.exception("weights could not be replaced")
+            connection.send([Refused(message.ticket, type(error).__name__, str(error))])
+            return
+        connection.send([Answer(message.ticket, host.state())])
 
     def _dismiss(self, connection: Connection) -> None:
         """Waits until what a front asked for is aborted and told."""
@@ -185,6 +205,11 @@ def _engine(model: OneModel | TwoModels, say: Callable[[str], None]) -> Engine[A
         say=say,
         is_replica=True,
     )
+
+
+def _replace_weights(engine: Engine[Any], folder: str) -> None:
+    check_replaceable(engine)
+    replace_weights(engine, read_stored(folder))
 
 
 def _run(host: ModelHost) -> None:

@@ -29,9 +29,11 @@ from ramify.remote.messages import (
     Facts,
     Failed,
     Leave,
+    LoadWeights,
     Message,
     NotLoaded,
     Ready,
+    Refused,
     ResetPrefixCache,
     Said,
     Soundness,
@@ -66,7 +68,7 @@ class Link:
         self._receivers: list[Receiver] = []
         self._outbox: queue.SimpleQueue[msgspec.Raw | None] = queue.SimpleQueue()
         self._tickets = count()
-        self._answers: dict[int, queue.SimpleQueue[EngineState | None]] = {}
+        self._answers: dict[int, queue.SimpleQueue[EngineState | Exception | None]] = {}
         self._lock = threading.Lock()
         self._is_leaving = False
         self._listeners: list[Callable[[EngineLostError], None]] = []
@@ -119,7 +121,11 @@ class Link:
         """Returns when it is done, after the engine's present step."""
         self._asked(lambda ticket: ResetPrefixCache(model, ticket))
 
-    def _asked(self, question: Callable[[int], Message]) -> EngineState:
+    def load_weights(self, model: int, folder: str) -> None:
+        """From files as `remote.stored_weights` writes them; returns when it is done, raises what it raised there."""
+        self._asked(lambda ticket: LoadWeights(model, ticket, folder), seconds=None)
+
+    def _asked(self, question: Callable[[int], Message], seconds: float | None = _SECONDS_TO_ANSWER) -> EngineState:
         ticket = next(self._tickets)
         answer = self._answers[ticket] = queue.SimpleQueue()
         try:
@@ -127,11 +133,13 @@ class Link:
                 raise self.error
             self.send(question(ticket))
             try:
-                state = answer.get(timeout=_SECONDS_TO_ANSWER)
+                state = answer.get(timeout=seconds)
             except queue.Empty:
                 raise EngineLostError("the engine's process does not answer") from None
             if state is None:
                 raise self.error or EngineLostError("the engine's process is gone")
+            if isinstance(state, Exception):
+                raise state
             return state
         finally:
             self._answers.pop(ticket, None)
@@ -193,6 +201,10 @@ class Link:
                 waiting = self._answers.get(message.ticket)
                 if waiting is not None:
                     waiting.put(message.state)
+            case Refused():
+                waiting = self._answers.get(message.ticket)
+                if waiting is not None:
+                    waiting.put(error_of(message.kind, message.text))
             case Said():
                 _log_said(message)
             case _:

@@ -105,6 +105,14 @@ class ResetPrefixCache(Message):
     ticket: int
 
 
+class LoadWeights(Message):
+    """Others in their place, from files that a front has written. Answered, or refused, when it is done."""
+
+    model: int
+    ticket: int
+    folder: str
+
+
 class Leave(Message):
     """The front wants nothing more: its requests are aborted, their outputs sent, the connection closed."""
 
@@ -256,8 +264,16 @@ class Answer(Message):
     state: EngineState
 
 
-ToEngine = Add | Abort | Ask | ResetPrefixCache | Leave
-ToFront = Said | Ready | NotLoaded | Told | Failed | Soundness | Answer
+class Refused(Message):
+    """What was asked under this ticket cannot be done; `kind` is the name of the exception."""
+
+    ticket: int
+    kind: str
+    text: str
+
+
+ToEngine = Add | Abort | Ask | ResetPrefixCache | LoadWeights | Leave
+ToFront = Said | Ready | NotLoaded | Told | Failed | Soundness | Answer | Refused
 
 
 def _plain(value: object) -> object:

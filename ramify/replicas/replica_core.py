@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from ramify.engine.capacity import Capacity
@@ -142,6 +143,20 @@ class ReplicaCore:
         for link in self.pool.links:
             with suppress(EngineLostError):
                 link.reset_prefix_cache(self.pool.model)
+
+    def load_weights(self, folder: str) -> None:
+        """Gives every engine the weights of a folder (`remote/stored_weights.py`), all at the same time."""
+        self.pool.forget_prefixes()
+        with ThreadPoolExecutor(len(self.pool.links)) as threads:
+            loads = [
+                threads.submit(link.load_weights, self.pool.model, folder)
+                for link in self.pool.links
+                if link.error is None
+            ]
+        errors = [error for load in loads if (error := load.exception()) is not None]
+        told = [error for error in errors if not isinstance(error, EngineLostError)]
+        if told or len(errors) == len(loads):  # one that is gone needs none
+            raise (told or errors or [EngineLostError("all engines' processes have ended")])[0]
 
     def stop(self) -> None:
         self.pool.stop()

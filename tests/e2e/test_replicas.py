@@ -11,9 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from ramify import LLM, RequestOutput, SamplingParams
-from ramify.errors import InvalidInputError, UnsupportedError
+from ramify.errors import InvalidInputError, UnsupportedError, WeightsError
+from ramify.models.decoder import Decoder, parameters
+from ramify.models.weights import fill_randomly
 from tests.conftest import TINY
 
 PARAMS = [
@@ -57,6 +60,43 @@ def test_refusals_name_what_cannot_cross_and_what_there_is_not(replicas: LLM, op
         replicas.generate([[5] * 600])
 
 
+def assert_weights_reach_all(replicas: LLM, one: LLM) -> None:
+    """Other weights in every replica, then the first ones again; what one engine refuses, they do."""
+    generator = torch.Generator().manual_seed(3)
+    before = {name: tensor.clone() for name, tensor in fresh_weights(one)}
+    changed = [
+        (name, tensor + 0.05 * torch.randn(tensor.shape, generator=generator)) for name, tensor in before.items()
+    ]
+    params = SamplingParams(n=4, seed=1, max_tokens=6)
+
+    def tokens(llm: LLM) -> list[tuple[int, ...]]:
+        [output] = llm.generate([[5, 6, 7]], params, use_tqdm=False)
+        return [sample.token_ids for sample in output.outputs]
+
+    first = tokens(one)
+    for weights in (changed, list(before.items())):
+        one.load_weights(weights)
+        replicas.load_weights(iter(weights))
+        assert tokens(replicas) == tokens(one)
+    assert tokens(one) == first
+    with pytest.raises(WeightsError, match="lacks"):
+        replicas.load_weights(changed[:-1])
+    with pytest.raises(WeightsError, match="incomplete"):
+        tokens(replicas)
+    with pytest.raises(WeightsError, match="given twice"):
+        replicas.load_weights([changed[0], changed[0]])
+    replicas.load_weights(before.items())
+    assert tokens(replicas) == first
+
+
+def fresh_weights(llm: LLM) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those that random filling gives such a model."""
+    arch = llm.architecture
+    decoder = Decoder(arch, torch.float32, torch.device("cpu"))
+    fill_randomly(decoder, 0, torch.float32)
+    return parameters(decoder)
+
+
 def test_replicas_draw_what_one_engine_draws_also_when_one_is_killed(replicas: LLM, options: dict[str, Any]) -> None:
     one = LLM(**options)
     wanted = finished(one)
@@ -65,6 +105,7 @@ def test_replicas_draw_what_one_engine_draws_also_when_one_is_killed(replicas: L
     assert replicas.logprobs(*given, top_k=1) == one.logprobs(*given, top_k=1)
     assert len(replicas.replica_stats()) == 2
     assert all(each["generated_tokens"] for each in replicas.replica_stats())
+    assert_weights_reach_all(replicas, one)
     # Requests without a seed draw it by their place in the queue, which has moved on: this run names theirs.
     replicas._core.pool._num_arrived = 0  # type: ignore[union-attr]
     replicas.reset_prefix_cache()

@@ -6,15 +6,18 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ramify import EngineLostError, FinishReason, Request, RequestOutput, SamplingParams
 from ramify.config import MixtureConfig
 from ramify.drive.loops import Calls
 from ramify.engine.core import EngineCore
-from ramify.errors import InvalidInputError, UnsupportedError
+from ramify.errors import InvalidInputError, UnsupportedError, WeightsError
+from ramify.remote import stored_weights
 from ramify.replicas.replica_core import ReplicaCore
 from ramify.replicas.replica_engine import ReplicaEngine
 from ramify.replicas.shares import core_shares
@@ -323,3 +326,21 @@ def test_cores_are_shared_out_side_by_side() -> None:
     assert [(share.threads, len(share.cores)) for share in core_shares(3, 1, range(2))] == [(1, 0)] * 3
     assert [len(share.cores) for share in core_shares(3, 7, range(7))] == [2, 2, 3]
     assert [len(share.cores) for share in core_shares(2, 2, ())] == [0, 0]
+
+
+def test_weights_in_files_keep_their_order_and_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_weights, "SHARD_BYTES", 100)  # several files
+    joined = torch.arange(60.0).reshape(6, 10)
+    given = [
+        ("model.embed", joined[:3]),
+        ("model.norm", joined[3].bfloat16()),
+        ("lm_head", joined.T),
+        ("a", joined[:3]),
+    ]
+    with stored_weights.stored(given) as folder:
+        read = list(stored_weights.read_stored(folder))
+    assert [name for name, _ in read] == [name for name, _ in given]
+    assert all(torch.equal(one, other) for (_, one), (_, other) in zip(given, read, strict=True))
+    assert not Path(folder).exists()
+    with pytest.raises(WeightsError, match="a was given twice"), stored_weights.stored([given[-1]] * 2):
+        pass
