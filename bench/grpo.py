@@ -52,7 +52,13 @@ def saved_model(folder: Path) -> Path:
 
     gguf = embedded.fetch()
     load = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
-    transformers.AutoModelForCausalLM.from_pretrained(**load, dtype=torch.float32).save_pretrained(folder)
+    read = transformers.AutoModelForCausalLM.from_pretrained(**load, dtype=torch.float32)
+    config = transformers.LlamaConfig.from_dict(
+        {name: value for name, value in read.config.to_dict().items() if name != "quantization_config"}
+    )
+    plain = transformers.LlamaForCausalLM(config)
+    plain.load_state_dict(read.state_dict())
+    plain.save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(**load).save_pretrained(folder)
     return folder
 

@@ -120,3 +120,9 @@ def test_what_cannot_sleep_says_why(folder: Path, default_gguf: Path) -> None:
     quantised.wake_up()
     with pytest.raises(UnsupportedError, match="tensor_parallel_size"):
         Sleeper(llm.core, llm._decoder, is_shared=True).sleep(1)
+    with pytest.raises(UnsupportedError, match="draft model"):
+        LLM(str(folder), num_kv_blocks=64, speculation=str(folder)).sleep()
+    looked_up = LLM(str(folder), num_kv_blocks=64, speculation="ngram")
+    looked_up.sleep()
+    looked_up.wake_up()
+    assert drawn(looked_up) == drawn(llm)

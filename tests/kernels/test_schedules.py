@@ -219,3 +219,33 @@ def test_two_tracks_by_kernels(models: int) -> None:
         for ours, theirs in zip(told, expected, strict=True):
             for (_, one), (_, other) in zip(ours, theirs, strict=True):
                 assert one == pytest.approx(other, abs=2e-4)
+
+
+def test_rows_that_ask_what_was_kept_go_beside_kernels_and_change_nobody() -> None:
+    """They, and rows that want both kinds of logprobs, are drawn by torch's operators, in whatever company."""
+    kernels = KernelSampler(8, VOCAB, CPU, "both")
+    assert not kernels.serves(SamplerChoice("plain", reports=True))
+    assert all(kernels.serves(choice) and not choice.reports for choice in kernels.every_choice())
+    asked = [
+        SamplingParams(n=2, seed=1, max_tokens=3, ignore_eos=True, top_k=4, return_kept="ids"),
+        SamplingParams(seed=2, max_tokens=3, ignore_eos=True, logprobs=1, top_p=0.7),
+        SamplingParams(seed=3, max_tokens=3, ignore_eos=True),
+    ]
+    assert not kernels.serves(Demands(asked[0]).choice)
+
+    def outputs(**options: Any) -> list[RequestOutput]:
+        engine = fake_engine(logprobs_mode="both", **options)
+        for number, params in enumerate(asked):
+            engine.add_request(Request(str(number), None, [1, 2, 3, number], params))
+        finished: dict[str, RequestOutput] = {}
+        while engine.has_unfinished():
+            finished |= {output.request_id: output for output in engine.step() if output.finished}
+        return [finished[str(number)] for number in range(len(asked))]
+
+    for mixed, plain in zip(outputs(kernels=kernels, runs_ahead=True), outputs(), strict=True):
+        for one, other in zip(mixed.outputs, plain.outputs, strict=True):
+            assert (one.token_ids, one.kept, one.processed_logprobs) == (
+                other.token_ids,
+                other.kept,
+                other.processed_logprobs,
+            )
