@@ -6,18 +6,22 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
-from ramify import LLM, RequestOutput, SamplingParams
+from ramify import LLM, OptimalSampling, RequestOutput, SamplingParams
 from ramify.errors import InvalidInputError, UnsupportedError, WeightsError
 from ramify.models.decoder import Decoder, parameters
 from ramify.models.weights import fill_randomly
 from tests.conftest import TINY
+from tests.serve_process import process
 
 PARAMS = [
     SamplingParams(n=6, max_tokens=24, seed=3),
@@ -115,3 +119,44 @@ def test_replicas_draw_what_one_engine_draws_also_when_one_is_killed(replicas: L
     assert finished(replicas) == wanted
     [streamed] = replicas.stream_generate([5, 6, 7], SamplingParams(max_tokens=4, seed=1))
     assert len(streamed.outputs[0].token_ids) == 4
+
+
+@pytest.mark.long
+def test_two_models_in_replicas_draw_what_they_draw_in_one_engine(options: dict[str, Any]) -> None:
+    folder = options["model"]
+    drawn = []
+    for count in (1, 2):
+        sampler = OptimalSampling(folder, folder, load_format="dummy", num_kv_blocks=600, data_parallel_size=count)
+        outputs = sampler.generate(PROMPTS[:4], n=3, max_tokens=8, seed=4, use_tqdm=False)
+        drawn.append((outputs.generated_ids, outputs.alpha_history, sampler.stats()["teacher"]["positions_computed"]))
+    assert drawn[0][:2] == drawn[1][:2]
+    assert drawn[1][2] >= drawn[0][2] > 0, "a prompt that is divided is computed once more"
+
+
+@pytest.mark.long
+def test_a_server_goes_on_with_the_replicas_that_are_left(options: dict[str, Any]) -> None:
+    flags = [
+        "--model",
+        options["model"],
+        "--load-format",
+        "dummy",
+        "--num-kv-blocks",
+        "600",
+        "--data-parallel-size",
+        "2",
+    ]
+    with process(*flags) as server:
+        url = server.url()
+        while httpx.get(f"{url}/health").status_code == 503:
+            time.sleep(0.1)
+        body = {"prompt": [5, 6, 7], "n": 4, "max_tokens": 5, "seed": 1, "logprobs": 0}
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"]
+        children = Path(f"/proc/{server.popen.pid}/task/{server.popen.pid}/children").read_text().split()
+        for number, child in enumerate(children):
+            assert number < 2 or "child.py" not in Path(f"/proc/{child}/cmdline").read_text()
+        os.kill(int(children[0]), signal.SIGKILL)
+        again = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"]
+        assert [choice["logprobs"] for choice in again] == [choice["logprobs"] for choice in answer]
+        told = httpx.get(f"{url}/metrics").text
+        assert 'ramify_replica_generated_tokens_total{model="' in told
+        assert httpx.get(f"{url}/health").json() == {"status": "ready"}

@@ -13,16 +13,20 @@ import pytest
 import torch
 
 from ramify import EngineLostError, FinishReason, Request, RequestOutput, SamplingParams
-from ramify.config import MixtureConfig
+from ramify.config import EngineConfig, MixtureConfig, ModelConfig
+from ramify.drive.build import build_engine
 from ramify.drive.loops import Calls
 from ramify.engine.core import EngineCore
 from ramify.errors import InvalidInputError, UnsupportedError, WeightsError
 from ramify.remote import stored_weights
+from ramify.remote.messages import OneModel
+from ramify.replicas import shares
 from ramify.replicas.replica_core import ReplicaCore
 from ramify.replicas.replica_engine import ReplicaEngine
 from ramify.replicas.shares import core_shares
 from ramify.replicas.states import NOW
 from ramify.sampling.mixing import Mixer
+from ramify.server.load import ModelToServe, load_models
 from tests.fake import fake_engine, letters
 from tests.remote import end, replicated
 from tests.unit.test_remote import Gate, even
@@ -326,6 +330,24 @@ def test_cores_are_shared_out_side_by_side() -> None:
     assert [(share.threads, len(share.cores)) for share in core_shares(3, 1, range(2))] == [(1, 0)] * 3
     assert [len(share.cores) for share in core_shares(3, 7, range(7))] == [2, 2, 3]
     assert [len(share.cores) for share in core_shares(2, 2, ())] == [0, 0]
+
+
+def test_gpus_are_taken_from_the_first_on_and_no_more_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares, "resolve_device", lambda _name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert [share.device for share in shares.shares_of(ModelConfig(data_parallel_size=2))] == ["cuda:0", "cuda:1"]
+    with pytest.raises(InvalidInputError, match=r"at most the number of GPUs \(3\), got 4"):
+        shares.shares_of(ModelConfig(data_parallel_size=4))
+    with pytest.raises(InvalidInputError, match=r"device must be 'auto', 'cuda' or 'cpu' .*'cuda:1'"):
+        shares.shares_of(ModelConfig(data_parallel_size=2, device="cuda:1"))
+
+
+def test_a_server_and_an_engine_in_this_process_refuse_what_they_cannot_be() -> None:
+    served = ModelToServe("several", OneModel({"model": "nowhere", "data_parallel_size": 2}))
+    with pytest.raises(InvalidInputError, match="data_parallel_size must be 1 without processes"):
+        load_models([served], engine_process=False, say=print)
+    with pytest.raises(UnsupportedError, match="data_parallel_size must be 1 here, got 2"):
+        build_engine(EngineConfig.from_options(data_parallel_size=2), print)
 
 
 def test_weights_in_files_keep_their_order_and_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
