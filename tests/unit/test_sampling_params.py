@@ -130,6 +130,7 @@ def test_every_field_has_its_documented_default() -> None:
         "output_kind": OutputKind.FINAL_ONLY,
         "logits_processors": None,
         "return_kept": None,
+        "speculate": True,
     }
     params = SamplingParams()
     assert {field.name: getattr(params, field.name) for field in fields(params)} == documented
