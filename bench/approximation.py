@@ -29,7 +29,7 @@ import llama_cpp
 import numpy as np
 file, out = sys.argv[1:3]
 pieces = json.load(sys.stdin)
-model = llama_cpp.Llama(file, n_ctx=256, verbose=False)
+model = llama_cpp.Llama(file, n_ctx=256, n_threads=1, n_threads_batch=1, verbose=False)
 rows = []
 for piece in pieces:
     model.reset()

@@ -50,8 +50,11 @@ class Engine:
         self._signal(signal.SIGSTOP)
         return True
 
-    def run(self, workload: str) -> float | None:
-        """Tokens per second, or None if the engine cannot. Between runs it is stopped: idle engines may still spin."""
+    def run(self, workload: str, clock: str = "seconds") -> float | None:
+        """Tokens per second, or None if the engine cannot. Between runs it is stopped: idle engines may still spin.
+
+        The clock may be "processor_seconds", of the engine's main process.
+        """
         assert self._process is not None
         assert self._process.stdin is not None
         self._signal(signal.SIGCONT)
@@ -63,7 +66,7 @@ class Engine:
         if answer is not None and "cannot" in answer:
             self.trouble = answer["cannot"]
             return None
-        return None if answer is None else answer["tokens"] / answer["seconds"]
+        return None if answer is None else answer["tokens"] / answer[clock]
 
     def run_quietly(self, workload: str) -> float | None:
         """As run, but begins on a quiet machine and repeats while others disturb it."""

@@ -28,10 +28,12 @@ Run = Callable[[Workload], int]
 MAX_MODEL_LEN = 2048
 
 
-def ramify(folder: str) -> Run:
+def ramify(folder: str, **options: Any) -> Run:
+    """Of a folder random weights, of a GGUF file its own."""
     from ramify import LLM, SamplingParams
 
-    llm = LLM(folder, load_format="dummy", max_model_len=MAX_MODEL_LEN)
+    load_format: Any = "gguf" if folder.endswith(".gguf") else "dummy"
+    llm = LLM(folder, load_format=load_format, max_model_len=MAX_MODEL_LEN, generation_config="none", **options)
 
     def run(workload: Workload) -> int:
         llm.reset_prefix_cache()
@@ -46,6 +48,10 @@ def ramify(folder: str) -> Run:
         return sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
 
     return run
+
+
+def ramify_int8(file: str) -> Run:
+    return ramify(file, int8_activations=True)
 
 
 def transformers(folder: str) -> Run:
@@ -101,28 +107,58 @@ def vllm(folder: str) -> Run:
 
 
 def llama_cpp(file: str) -> Run:
-    """A GGUF file instead of a folder: the default model with weights of four bits, one sequence at a time."""
-    import llama_cpp  # type: ignore[import-not-found]
+    """A GGUF file instead of a folder. All sequences of a workload are decoded in one batch, prompts once each."""
+    import llama_cpp as llama  # type: ignore[import-not-found]
 
-    model = llama_cpp.Llama(file, n_ctx=MAX_MODEL_LEN, n_threads=os.cpu_count(), verbose=False)
+    threads, most = len(os.sched_getaffinity(0)), max(each.num_prompts * each.n for each in CPU_WORKLOADS.values())
+    llama.llama_backend_init()
+    model = llama.llama_model_load_from_file(file.encode(), llama.llama_model_default_params())
+    options = llama.llama_context_default_params()
+    options.n_ctx, options.n_batch, options.n_seq_max, options.kv_unified = 24_576, 2048, most, True
+    options.n_threads = options.n_threads_batch = threads
+    context = llama.llama_init_from_model(model, options)
+    batch = llama.llama_batch_init(2048, 0, 1)
+    chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
+    llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_temp(1.0))
+    llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_dist(1))
+
+    def decode(rows: list[tuple[int, int, int, bool]]) -> None:
+        """Rows of (token, position, sequence, whether its logits are wanted)."""
+        batch.n_tokens = len(rows)
+        for index, (token, position, sequence, wanted) in enumerate(rows):
+            batch.token[index], batch.pos[index] = token, position
+            batch.n_seq_id[index], batch.seq_id[index][0], batch.logits[index] = 1, sequence, wanted
+        if llama.llama_decode(context, batch):
+            raise RuntimeError("llama_decode failed")
 
     def run(workload: Workload) -> int:
-        if workload.num_prompts * workload.n > 1:
-            raise NotImplementedError("its Python package samples one sequence at a time")
-        model.reset()
-        model._ctx.kv_cache_clear()  # else the prompt would be cached
-        total = 0
-        controls = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
-        for _ in model.generate(workload.prompts()[0], temp=workload.temperature, **controls):
-            total += 1
-            if total == workload.output:
-                break
-        return total
+        memory = llama.llama_get_memory(context)
+        llama.llama_memory_clear(memory, True)  # else the prompt would be cached
+        tokens, positions = [], []
+        for index, prompt in enumerate(workload.prompts()):
+            first = index * workload.n
+            decode([(token, at, first, at == len(prompt) - 1) for at, token in enumerate(prompt)])
+            for child in range(workload.n):
+                if child:
+                    llama.llama_memory_seq_cp(memory, first, first + child, -1, -1)
+                tokens.append(llama.llama_sampler_sample(chain, context, -1))
+                positions.append(len(prompt))
+        for _ in range(workload.output - 1):
+            decode([(token, at, seq, True) for seq, (token, at) in enumerate(zip(tokens, positions, strict=True))])
+            tokens = [llama.llama_sampler_sample(chain, context, seq) for seq in range(len(tokens))]
+            positions = [at + 1 for at in positions]
+        return int(workload.num_tokens)
 
     return run
 
 
-ENGINES = {"ramify": ramify, "transformers": transformers, "vllm": vllm, "llama.cpp": llama_cpp}
+ENGINES: dict[str, Callable[[str], Run]] = {
+    "ramify": ramify,
+    "ramify int8": ramify_int8,
+    "transformers": transformers,
+    "vllm": vllm,
+    "llama.cpp": llama_cpp,
+}
 
 
 def main() -> None:
@@ -134,13 +170,14 @@ def main() -> None:
     print(json.dumps({"ready": time.perf_counter() - start}), file=answers, flush=True)
     for line in sys.stdin:
         workload = CPU_WORKLOADS[line.strip()]
-        start = time.perf_counter()
+        start, began = time.perf_counter(), time.process_time()
         try:
             tokens = run(workload)
         except NotImplementedError as error:
             print(json.dumps({"cannot": str(error)}), file=answers, flush=True)
             continue
-        print(json.dumps({"tokens": tokens, "seconds": time.perf_counter() - start}), file=answers, flush=True)
+        took = {"seconds": time.perf_counter() - start, "processor_seconds": time.process_time() - began}
+        print(json.dumps({"tokens": tokens, **took}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

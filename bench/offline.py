@@ -7,8 +7,14 @@ result is what the matrix products alone would take, measured in the same run.
     python bench/offline.py [--workloads one fan8@64 …] [--rivals transformers vllm llama.cpp] [--repeats 2]
 
 A rival runs if its package is installed; --vllm-python and --llama-cpp-python name the interpreters of other
-environments that have it. llama.cpp (llama-cpp-python) runs only `one`, on the default model with 4-bit weights: not
-the same work, but it shows what reading less would bring.
+environments that have it. llama.cpp (llama-cpp-python) reads the embedded model's file; --gguf FILE (or --gguf alone:
+the embedded one) lets Ramify read it too, exactly and with int8 activations. Other rivals do not read such files.
+
+    python bench/offline.py --gguf --rivals llama.cpp --llama-cpp-python PATH --repeats 5 --quiet
+    python bench/random_gguf.py 1b.gguf
+    python bench/offline.py --gguf 1b.gguf --rivals llama.cpp --llama-cpp-python PATH --workloads one fan8@64
+
+On a busy machine --processor-time divides by the time that an engine computed instead of the clock's.
 
 All speeds are generated tokens per second. Engines take turns, run by run, and the best run of each counts. Ctrl-C
 ends the run and reports what was measured until then. The last line is JSON; --save appends results to a file. --quiet
@@ -127,9 +133,23 @@ def main() -> None:
     parser.add_argument(
         "--llama-cpp-python", metavar="PATH", default=sys.executable, help="the same for llama-cpp-python"
     )
+    parser.add_argument(
+        "--gguf",
+        metavar="FILE",
+        nargs="?",
+        const="",
+        help="Ramify reads this file, or the embedded one, as llama.cpp does",
+    )
+    parser.add_argument(
+        "--processor-time", action="store_true", help="tokens per second of computing: on a busy machine"
+    )
     parser.add_argument("--quiet", action="store_true", help="run only while nobody else computes here (Linux)")
     parser.add_argument("--save", metavar="FILE", type=Path, help="append one JSON object per result to this file")
     options = parser.parse_args()
+    if options.quiet and options.processor_time:
+        parser.error("--quiet waits for a quiet machine, --processor-time is for a busy one")
+    if options.gguf is not None and set(options.rivals) - {"llama.cpp"}:
+        parser.error("--gguf compares with llama.cpp alone: --rivals llama.cpp, or --rivals without a name")
 
     results: Results = {}
     status = 0
@@ -170,8 +190,10 @@ def compare(options: argparse.Namespace, results: Results) -> None:
         Path(folder, "config.json").write_text(json.dumps(MODEL_SHAPE))
         pythons = {"vllm": options.vllm_python, "llama.cpp": options.llama_cpp_python}
         print(f"starting {', '.join(('ramify', *options.rivals))} (some take a minute)", file=sys.stderr)
-        for name in ("ramify", *options.rivals):
-            model = str(embedded.fetch()) if name == "llama.cpp" else folder
+        own = ("ramify",) if options.gguf is None else ("ramify", "ramify int8")
+        file = options.gguf or str(embedded.fetch())
+        for name in (*own, *options.rivals):
+            model = file if name == "llama.cpp" or options.gguf is not None else folder
             engines.append(Engine(name, pythons.get(name, sys.executable), model))
             at_the_end.callback(engines[-1].close)
         ready = []
@@ -182,10 +204,13 @@ def compare(options: argparse.Namespace, results: Results) -> None:
             else:
                 print(f"{engine.name} is left out: {engine.trouble}", file=sys.stderr)
         if engines[0] in ready:
-            measure(options.workloads, ready, options.repeats, results, quiet=options.quiet)
+            clock = "processor_seconds" if options.processor_time else "seconds"
+            measure(options.workloads, ready, options.repeats, results, quiet=options.quiet, clock=clock)
 
 
-def measure(workloads: list[str], engines: list[Engine], repeats: int, results: Results, *, quiet: bool) -> None:
+def measure(
+    workloads: list[str], engines: list[Engine], repeats: int, results: Results, *, quiet: bool, clock: str
+) -> None:
     for name in workloads:
         workload, row = CPU_WORKLOADS[name], results.setdefault(name, {})
         print(f"{name}: {describe(workload)}", file=sys.stderr)
@@ -198,7 +223,7 @@ def measure(workloads: list[str], engines: list[Engine], repeats: int, results: 
                     continue
                 if quiet:
                     wait_until_quiet()
-                speed = engine.run_quietly(name) if quiet and turn > 0 else engine.run(name)
+                speed = engine.run_quietly(name) if quiet and turn > 0 else engine.run(name, clock)
                 if speed is None:
                     left_out.add(engine.name)
                     print(f"  {engine.name} cannot: {engine.trouble}", file=sys.stderr)
@@ -206,7 +231,7 @@ def measure(workloads: list[str], engines: list[Engine], repeats: int, results: 
                     row[engine.name] = max(row.get(engine.name, 0.0), speed)
             if quiet:
                 wait_until_quiet()
-            if turn > 0:
+            if turn > 0 and clock == "seconds":
                 row["floor"] = max(row.get("floor", 0.0), floor_tok_s(workload))
         print("  " + ", ".join(f"{engine} {speed:.1f} tokens/s" for engine, speed in row.items()), file=sys.stderr)
 
@@ -229,7 +254,12 @@ def report(results: Results) -> None:
         own, floor = row["ramify"], row.get("floor")
         bound = f"{'-':>9}{'-':>7}" if floor is None else f"{floor:9.1f}{own / floor:7.0%}"
         rivals = []
-        for rival, goals in (("vllm", GOALS), ("transformers", GOALS_TRANSFORMERS), ("llama.cpp", {})):
+        for rival, goals in (
+            ("vllm", GOALS),
+            ("transformers", GOALS_TRANSFORMERS),
+            ("llama.cpp", {}),
+            ("ramify int8", {}),
+        ):
             if rival in row:
                 goal = f" (goal {goals[name]}x)" if name in goals else ""
                 rivals.append(f"{rival} {row[rival]:.1f}: {own / row[rival]:.2f}x{goal}")
