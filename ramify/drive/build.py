@@ -48,6 +48,7 @@ Kind = TypeVar("Kind", bound=Intake)
 # What a row adds to a step, of what a step takes without any: the default model's step of 1 row takes 14 ms of a core,
 # one of 9 rows 46.
 CPU_ROW_COST, GPU_ROW_COST = 0.35, 0.004
+CPU_MOST_ROWS = 3  # a fifth row takes as long as three before it: beside four sequences no draft pays
 GPU_STALL = 0.3  # of a step, where the host does not run ahead of the device
 KERNEL_DTYPES = ("auto", "float", "float32")  # what the CPU's kernels compute in; "auto" is that on a CPU
 
@@ -317,7 +318,7 @@ def _speculation(
         )
     if decoders[0].device.type == "cuda":
         return Speculation(drafter, row_cost=GPU_ROW_COST, stall=GPU_STALL)
-    return Speculation(drafter, row_cost=CPU_ROW_COST)
+    return Speculation(drafter, row_cost=CPU_ROW_COST, most_rows=CPU_MOST_ROWS)
 
 
 def _device_step(

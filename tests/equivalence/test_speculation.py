@@ -49,19 +49,20 @@ def test_bits_are_the_same_with_drafts_where_they_are_batch_invariant(folder: Pa
     bits.check(plain, bits.told_alone(drafting, asked), asked)
     bits.check(plain, bits.told_together(drafting, asked, numbers), asked)
     stats = drafting.stats()
-    assert 0 < stats["accepted_tokens"] < stats["drafted_tokens"]
+    assert 0 < stats["accepted_tokens"] <= stats["drafted_tokens"]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("speculation", ["ngram", "suffix"])
 def test_a_thousand_requests_get_the_same_tokens(folder: Path, speculation: str) -> None:
+    """Many at a time without drafts, a few at a time with them."""
     numbers = random.Random(4)
     asked = repeating_requests(500, numbers)
     plain = [tokens(told) for told in bits.told_together(engine(folder), asked, numbers, waves=8)]
     drafting = engine(folder, speculation=speculation)
-    drafted = [tokens(told) for told in bits.told_together(drafting, asked, numbers, waves=40)]
+    drafted = [tokens(told) for told in bits.told_together(drafting, asked, numbers, waves=250)]
     assert plain == drafted
-    assert drafting.stats()["accepted_tokens"] > 200
+    assert drafting.stats()["accepted_tokens"] > 100
 
 
 def tokens(told: list[Any]) -> list[tuple[int, ...]]:
@@ -104,12 +105,12 @@ def test_the_student_drafts_for_the_mixture(folder: Path, make_checkpoint: Check
             cheap(both.core)
         prompts = [list(range(10, 60)), [7, 8]]
         outputs = both.generate(
-            prompts, [[5, *prompt] for prompt in prompts], n=2, seed=3, max_tokens=20, use_tqdm=False
+            prompts, [[5, *prompt] for prompt in prompts], n=1, seed=3, max_tokens=20, use_tqdm=False
         )
         told.append((outputs.generated_ids, outputs.alpha_history, outputs.diagnostics))
     assert told[0] == told[1]
     stats = both.stats()["engine"]
-    assert 0 < stats["accepted_tokens"] < stats["drafted_tokens"]
+    assert 0 < stats["accepted_tokens"] <= stats["drafted_tokens"]
 
 
 def test_what_cannot_draft_is_refused_by_name(folder: Path, make_checkpoint: CheckpointMaker) -> None:

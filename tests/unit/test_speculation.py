@@ -20,6 +20,7 @@ from ramify.engine.drafting.drafter import Wanted
 from ramify.engine.drafting.lookup import LookupDrafter
 from ramify.engine.drafting.ngrams import Ngrams
 from ramify.engine.drafting.pace import ALLOWANCE, FIRST_CREDIT, MOST, Pace, Prices
+from ramify.engine.drafting.speculation import Speculation
 from ramify.engine.sequence import Sequence
 from ramify.outputs import RequestOutput
 from tests.fake import FakeDevice, FakeLayers, fake_engine, logits_after
@@ -194,6 +195,17 @@ def test_who_does_not_want_drafts_has_none_and_who_cannot_is_told() -> None:
             engine.add_request(Request("x", None, [1], SamplingParams(**options)))
         engine.add_request(Request("x", None, [1], SamplingParams(**options, speculate=False)))
         run_all(engine)
+
+
+def test_beside_too_many_nobody_is_drafted_for() -> None:
+    params = SamplingParams(n=3, max_tokens=12, seed=1, ignore_eos=True)
+    truth = alone([1, 2, 3], params)
+    for most_rows, is_drafted_for in ((2, False), (3, True)):
+        engine = fake_engine(num_blocks=512)
+        engine.scheduler.speculation = Speculation(Prophet({"r": truth}, 1.0), row_cost=0.01, most_rows=most_rows)
+        engine.add_request(Request("r", None, [1, 2, 3], params))
+        assert tokens_of(run_all(engine)["r"]) == truth
+        assert (engine.stats()["drafted_tokens"] > 0) == is_drafted_for
 
 
 def test_drafters_hear_who_has_gone() -> None:

@@ -28,10 +28,12 @@ class _Open:
 
 
 class Speculation:
-    def __init__(self, drafter: Drafter, *, row_cost: float, stall: float = 0.0) -> None:
-        """row_cost: what a row adds to a step, of what a step takes without any. stall: what a step takes longer, of
-        itself, where the one after it cannot be launched before it is known."""
+    def __init__(self, drafter: Drafter, *, row_cost: float, most_rows: int | None = None, stall: float = 0.0) -> None:
+        """row_cost: what a row adds to a step, of what a step takes without any. most_rows: with more of them in a step
+        drafts never pay. stall: what a step takes longer, of itself, where the one after it cannot be launched before
+        it is known."""
         self.drafter = drafter
+        self._most_rows = most_rows
         self._row_cost = row_cost
         self._stall = stall
         self.reset()
@@ -74,6 +76,8 @@ class Speculation:
 
     def draft(self, able: Items[Sequence], *, num_rows: int, budget: int) -> None:
         """Tokens for those of these sequences, a step of so many rows, whose pace is to have some."""
+        if self._most_rows is not None and num_rows > self._most_rows:
+            budget = 0
         filled = self._row_cost * num_rows
         of_rows = filled / (1 + filled)  # of a step's time
         self._prices = Prices(of_rows + self.drafter.cost, self._stall, _saved(of_rows, self._company, num_rows))
