@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bench.machine import commit, machine_name
 from ramify.models import embedded
 
@@ -99,7 +101,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         write_tasks(Path(scratch), asked.questions)
         ramify = measure(RamifyLM(str(gguf)), Path(scratch))
-        hf = HFLM(str(gguf.parent), gguf_file=gguf.name, dtype="float32", batch_size=asked.batch_size)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        options = {"gguf_file": gguf.name, "dtype": "float32", "device": device, "batch_size": asked.batch_size}
+        hf = HFLM(str(gguf.parent), **options)
         other = measure(hf, Path(scratch))
     summary = {
         "bench": "lm_eval_models",
