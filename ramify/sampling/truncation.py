@@ -72,7 +72,7 @@ def mirostat(logits: Tensor, limit: Tensor) -> Tensor:
 def xtc(logits: Tensor, threshold: Tensor) -> Tensor:
     """Exclude top choices: if several tokens reach the threshold, all but the least likely of them go."""
     logprobs = logits.log_softmax(-1)
-    reaches = logprobs >= threshold.log()[:, None]
+    reaches = (logprobs >= threshold.log()[:, None]) & (logprobs > -torch.inf)  # a threshold of 0 is reached by all
     least = logprobs.masked_fill(~reaches, torch.inf).amin(-1, keepdim=True)
     return logits.masked_fill(logprobs > least, -torch.inf)
 

@@ -305,6 +305,13 @@ def test_repeated_ngrams_are_those_of_transformers(size: int) -> None:
 # -- by hand -----------------------------------------------------------------------------------------------------
 
 
+def test_a_threshold_that_all_reach_leaves_the_least_likely_that_can_be_drawn() -> None:
+    """It left nothing where another rule had left something out before."""
+    logits = torch.tensor([[1.0, 2.0, -torch.inf, 0.5]])
+    kept = truncation.xtc(logits, torch.zeros(1)) > -torch.inf
+    assert kept.tolist() == [[False, False, False, True]]
+
+
 def test_a_repetition_is_as_long_as_it_goes_back() -> None:
     ids = np.array([5, 1, 2, 3, 9, 1, 2, 4, 9, 1, 2])
     followers, lengths = longest_repeats(ids, frozenset(), 100)
