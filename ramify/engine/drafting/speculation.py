@@ -33,7 +33,7 @@ class Speculation:
         drafts never pay. stall: what a step takes longer, of itself, where the one after it cannot be launched before
         it is known."""
         self.drafter = drafter
-        self._most_rows = most_rows
+        self.most_rows = most_rows
         self._row_cost = row_cost
         self._stall = stall
         self.reset()
@@ -76,7 +76,7 @@ class Speculation:
 
     def draft(self, able: Items[Sequence], *, num_rows: int, budget: int) -> None:
         """Tokens for those of these sequences, a step of so many rows, whose pace is to have some."""
-        if self._most_rows is not None and num_rows > self._most_rows:
+        if self.most_rows is not None and num_rows > self.most_rows:
             budget = 0
         filled = self._row_cost * num_rows
         of_rows = filled / (1 + filled)  # of a step's time
