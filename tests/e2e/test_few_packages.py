@@ -37,8 +37,9 @@ IMPORT_ALL = """
 import importlib, pkgutil
 import ramify
 
-# The command line, the server and its engine's process, data for distillation.
-AROUND = ("ramify.cli", "ramify.server", "ramify.remote", "ramify.distill")
+# The command line, the server, engines in other processes and machines, data for distillation, others' programs.
+AROUND = ("cli", "server", "remote", "replicas", "ray", "distill", "integrations")
+AROUND = tuple(f"ramify.{name}" for name in AROUND)
 for module in pkgutil.walk_packages(ramify.__path__, "ramify."):
     if not module.name.startswith(AROUND):
         importlib.import_module(module.name)
