@@ -59,7 +59,9 @@ def test_make_shows_what_pip_does_and_hands_its_options_on() -> None:
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
 def test_extras_are_installed_beside_the_environment_of_the_tests() -> None:
     """pip would else replace what the other tests run with, or fetch another torch."""
-    shown = run("make", "--dry-run", "--always-make", "test-extras", "PIP_ARGS=--an-option", cwd=ROOT)
+    shown = run(
+        "make", "--no-print-directory", "--dry-run", "--always-make", "test-extras", "PIP_ARGS=--an-option", cwd=ROOT
+    )
     [install] = [line for line in shown.splitlines() if " -m pip install " in line and "requirements.txt" in line]
     assert install.startswith(".venv-extras/bin/python ")
     assert "-c constraints.txt --an-option" in install
