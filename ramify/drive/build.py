@@ -10,10 +10,8 @@ from typing import Generic, TypeVar, get_args
 
 from ramify import validation as check
 from ramify.config import STUDENT, EngineConfig, Lookup, MixtureConfig
-from ramify.cpu.compiler import NoCompilerError
 from ramify.cpu.cpu_layers import cpu_layers
 from ramify.cpu.cpu_step import CpuStep
-from ramify.cpu.library import load
 from ramify.cpu.panels import PanelPacking
 from ramify.device.layers import Layers
 from ramify.device.pool import KVPool
@@ -23,6 +21,7 @@ from ramify.device.step import DeviceStep
 from ramify.device.warmup import warm_up
 from ramify.drive.draft_model import DraftModel
 from ramify.drive.intake import Intake
+from ramify.drive.packing import check_integers, cpu_packing, gpu_packing
 from ramify.drive.pair_intake import PairIntake
 from ramify.drive.prepare import PreparedModel, PreparedPair, check_same_tokens
 from ramify.engine.blocks import BlockManager
@@ -32,9 +31,8 @@ from ramify.engine.drafting.lookup import LookupDrafter
 from ramify.engine.drafting.speculation import Speculation
 from ramify.engine.scheduler import Scheduler
 from ramify.errors import InvalidInputError, ModelError, UnsupportedError
-from ramify.gpu.packed_parts import DevicePacking
 from ramify.models.decoder import Decoder
-from ramify.models.loader import ModelLoader, resolve_device
+from ramify.models.loader import ModelLoader
 from ramify.parallel.leading import LeadingLayers
 from ramify.parallel.orders import Serve
 from ramify.parallel.start import start_team
@@ -50,7 +48,6 @@ Kind = TypeVar("Kind", bound=Intake)
 CPU_ROW_COST, GPU_ROW_COST = 0.35, 0.004
 CPU_MOST_ROWS = 3  # a fifth row takes as long as three before it: beside four sequences no draft pays
 GPU_STALL = 0.3  # of a step, where the host does not run ahead of the device
-KERNEL_DTYPES = ("auto", "float", "float32")  # what the CPU's kernels compute in; "auto" is that on a CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +71,10 @@ def build_engine(config: EngineConfig, say: Callable[[str], None], *, is_replica
     _check_alone(config, is_replica=is_replica)
     loader = ModelLoader(config, say)
     prepared = PreparedModel(config, loader)
-    packing = _cpu_packing(config, say)
+    packing = cpu_packing(config, say)
     team = start_team([loader], config, uses_panels=packing is not None)
     (decoder,) = _load([loader], config, packing, team)
-    _check_integers(config, [decoder])
+    check_integers(config, [decoder])
     drafting = _load_draft_model(config, prepared.codec.tokenizer, decoder, packing, say)
     max_model_len = config.model_config.resolve_max_model_len(decoder.arch.max_position_embeddings)
     core = _assemble(
@@ -112,11 +109,11 @@ def build_pair(
         enable_chat_template=enable_chat_template,
     )
     codec = prepared.codec
-    packing = _cpu_packing(teacher, say)
+    packing = cpu_packing(teacher, say)
     student_drafts = _student_drafts(teacher)
     team = start_team(prepared.distinct_loaders, teacher, uses_panels=packing is not None)
     decoders = _load(prepared.distinct_loaders, teacher, packing, team)
-    _check_integers(teacher, decoders)
+    check_integers(teacher, decoders)
     lengths = [teacher.model_config.resolve_max_model_len(each.arch.max_position_embeddings) for each in decoders]
     ends = frozenset[int]().union(
         *(_end_token_ids(decoders[-role], tokenizer, say) for role, tokenizer in enumerate(prepared.tokenizers))
@@ -150,7 +147,7 @@ def _load(
 ) -> list[Decoder]:
     """All ranks at the same time, where there are several."""
     if team is None:
-        return [loader.load_model(packing=packing or _gpu_packing(config, loader)) for loader in loaders]
+        return [loader.load_model(packing=packing or gpu_packing(config, loader)) for loader in loaders]
     try:
         decoders = [loader.load_model(packing=packing, ranks=team.ranks) for loader in loaders]
         team.wait_until_loaded()
@@ -272,7 +269,7 @@ def _load_draft_model(
         raise InvalidInputError(
             f"speculation: the draft model {name!r} must have the tokenizer of the model that it drafts for"
         ) from None
-    return loader.load_model(packing=packing or _gpu_packing(config, loader))
+    return loader.load_model(packing=packing or gpu_packing(config, loader))
 
 
 def _student_drafts(config: EngineConfig) -> bool:
@@ -358,50 +355,6 @@ def _device_step(
         use_graphs=not options.enforce_eager,
         batch_invariant=options.batch_invariant,
     )
-
-
-def _gpu_packing(config: EngineConfig, loader: ModelLoader) -> DevicePacking | None:
-    """Who brings a quantised folder's weights to a GPU as they are; None: they become numbers of the model's dtype."""
-    model = config.model_config
-    device = resolve_device(model.device)
-    if device.type == "cpu" or model.dequantize or model.batch_invariant or loader.architecture.quantization is None:
-        return None
-    return DevicePacking(device, loader.dtype_on(device))
-
-
-def _cpu_packing(config: EngineConfig, say: Callable[[str], None]) -> PanelPacking | None:
-    """Who packs weights for the CPU's kernels; None where torch's operators compute."""
-    model = config.model_config
-    if resolve_device(model.device).type != "cpu":
-        if model.int8_activations:
-            raise UnsupportedError("int8_activations is for CPUs, and this engine runs on a GPU (device='cpu')")
-        return None
-    try:
-        if not model.enforce_eager and model.dtype in KERNEL_DTYPES:
-            return PanelPacking(load(say), dequantize=model.dequantize, int8_activations=model.int8_activations)
-        why = "enforce_eager does without them" if model.enforce_eager else f"dtype is {model.dtype}"
-    except NoCompilerError as error:
-        why = str(error)
-        say(f"Without the CPU's kernels, on torch's operators: {error}")
-    if model.batch_invariant:
-        raise UnsupportedError(
-            "batch_invariant needs Ramify's own kernels on a CPU, since torch's operators sum in an order that "
-            f"follows from the number of rows; here {why}"
-        )
-    if model.int8_activations:
-        raise UnsupportedError(
-            f"int8_activations needs Ramify's own kernels: torch's operators have float32 weights; here {why}"
-        )
-    return None
-
-
-def _check_integers(config: EngineConfig, decoders: Sequence[Decoder]) -> None:
-    """Refuses to multiply integers where no model has any."""
-    if config.model_config.int8_activations and not any(decoder.holds_integers for decoder in decoders):
-        raise UnsupportedError(
-            "int8_activations multiplies weights of integers, and this model has none: its checkpoint stores "
-            "floating-point numbers"
-        )
 
 
 def _led(layers: Sequence[Layers], pools: Sequence[KVPool], team: Team) -> list[Layers]:
