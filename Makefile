@@ -11,7 +11,7 @@ SERVE ?= # further flags: make serve SERVE="--port 9000"
 CPU_KERNELS := $(wildcard ramify/cpu/*.cpp ramify/cpu/*.h)
 PROMPT ?= Once upon a time, in a small village by the sea,
 
-.PHONY: demo test test-long test-search test-extras test-gpu check format count bench sanitize serve clean
+.PHONY: demo test test-long test-search test-extras test-gpu check format count bench sanitize serve wheel dist clean
 
 demo: .venv/.installed
 	$(BIN)/ramify generate "$(PROMPT)" -n 4 --temperature 0.8 --max-tokens 48 --seed 7
@@ -68,6 +68,19 @@ sanitize:
 
 serve: .venv/.installed-server
 	$(BIN)/ramify serve $(SERVE)
+
+# A wheel that carries the CPU's kernels for common processors, so that no compiler is needed where it is installed. It is
+# made on Linux and x86-64, with g++; `pip wheel .` makes one of plain Python anywhere.
+wheel: .venv/.installed-dev
+	rm -f dist/*.whl
+	$(BIN)/python -m build --wheel --config-setting=--build-option=--kernels
+	$(BIN)/python .ci/check_wheel.py dist/*.whl
+
+# All of a release: the source distribution, and the same wheel made from that.
+dist: .venv/.installed-dev
+	rm -rf dist
+	$(BIN)/python -m build --config-setting=--build-option=--kernels
+	$(BIN)/python .ci/check_wheel.py dist/*.whl
 
 clean:
 	rm -rf .venv .venv-extras build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,13 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from ramify.errors import ModelError
+from ramify.errors import InvalidInputError, ModelError
 from ramify.version import __version__
 
 # "lacking" costs speed or a feature; with "broken" nothing runs.
 State = Literal["good", "lacking", "broken"]
-# The sets of instructions that the CPU's kernels use, the widest first: the system's name and ours.
-INSTRUCTIONS = (("avx512f", "AVX-512"), ("avx2", "AVX2"))
 LEAST_FREE_MEMORY = 2 * 10**9  # bytes: the default model, its cache and torch
 EXTRAS = (  # the modules that a feature needs, the feature, and what to install
     (
@@ -113,17 +111,15 @@ def _gpu() -> Finding:
 
 
 def _processor() -> Finding:
-    flags, name = set[str](), platform.processor() or platform.machine()
+    from ramify.cpu.instructions import CPU_INFO, fitting, processor_flags
+
+    name = platform.processor() or platform.machine()
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                name = value.strip()
-            elif key.strip() == "flags":
-                flags = set(value.split())
+        lines = CPU_INFO.read_text().splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
     except OSError:
         pass
-    widest = next((ours for theirs, ours in INSTRUCTIONS if theirs in flags), None)
+    widest = next((each.title for each in fitting(processor_flags())), None)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found = f"{name}, {cores} cores for this process, {widest or 'plain vectors'}"
     if widest is None and platform.machine() == "x86_64":
@@ -133,15 +129,22 @@ def _processor() -> Finding:
 
 def _cpu_kernels(say: Callable[[str], None]) -> Finding:
     from ramify.cpu.compiler import NoCompilerError
+    from ramify.cpu.instructions import VARIABLE, asked_for, fitting, processor_flags
     from ramify.cpu.library import load
 
     try:
-        load(say)
+        origin = load(say).origin
+        asked, fits = asked_for(), fitting(processor_flags())
+    except InvalidInputError as error:
+        return Finding("CPU kernels", "broken", str(error), f"unset {VARIABLE}, or set it to one of these")
     except NoCompilerError as error:
         remedy = "install g++ (Debian, Ubuntu: apt install g++)" if shutil.which("g++") is None else "mend that"
         advice = f"{remedy}; until then torch's operators serve, at about two thirds of the speed"
         return Finding("CPU kernels", "lacking", f"not there: {error}", advice)
-    return Finding("CPU kernels", "good", "compiled for this processor")
+    if asked is not None and asked in fits[1:]:
+        advice = f"unset {VARIABLE}: this processor has {fits[0].title}"
+        return Finding("CPU kernels", "lacking", f"{origin}, as {VARIABLE}={asked.name} asks", advice)
+    return Finding("CPU kernels", "good", origin)
 
 
 def _memory() -> Finding:

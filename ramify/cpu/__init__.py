@@ -1,9 +1,12 @@
 """The CPU's own kernels, in C++: products of packed weights, attention over blocks, and what lies between them.
 
-They compute in float32 and are compiled once, on the machine that runs them. Where there is no compiler, torch's
-operators do the same work (models/decoder.py, device/torch_attention.py).
+They compute in float32. A wheel carries them for common processors; elsewhere they are compiled once, on the machine
+that runs them. Where there is no compiler either, torch's operators do the same work (models/decoder.py,
+device/torch_attention.py).
 
+    instructions.py       what they are compiled for
     compiler.py           sources -> a library in the user's cache
+    prebuilt.py           sources -> libraries in a wheel
     library.py            the library's functions, with types
     panels.py             weights in panels              products.cpp, panel_tiles.h, int8_tiles.h, formats.h
     attention_items.py    a step's list of work          attention.cpp, attention_one.h, attention_many.h

@@ -16,13 +16,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ramify.cpu.instructions import CPU_INFO, NATIVE, InstructionSet
 from ramify.errors import RamifyError
 from ramify.files import disk
 from ramify.models.embedded import cache_folder
 
+HERE = Path(__file__).parent
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread")
 SECONDS = 120  # far more than any machine needs
 ROOM = 2_000_000  # bytes: the library, and what the compiler writes on its way
@@ -34,15 +36,12 @@ class NoCompilerError(RamifyError):
 
 
 @contextmanager
-def compiled(say: Callable[[str], None], architecture: str = "native") -> Iterator[Path]:
-    """The library, made if the cache lacks it; the path holds while the context is open.
-
-    The architecture is the compiler's name for a set of instructions.
-    """
+def compiled(say: Callable[[str], None], instructions: InstructionSet = NATIVE) -> Iterator[Path]:
+    """The library, made if the cache lacks it; the path holds while the context is open."""
     if sys.platform != "linux":
         raise NoCompilerError("they are compiled on Linux only")
     try:
-        sources = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h"))
+        sources = _sources()
         folder = cache_folder().resolve() / "native"
         folder.mkdir(parents=True, mode=0o700, exist_ok=True)
         # What was checked is what is loaded, whoever may exchange folders above it: the open folder, not its name.
@@ -52,16 +51,19 @@ def compiled(say: Callable[[str], None], architecture: str = "native") -> Iterat
         raise NoCompilerError(f"there is no cache to keep them in: {why}") from None
     try:
         _check_private(os.fstat(opened), folder)
-        path = Path(f"/proc/self/fd/{opened}") / f"kernels-{_digest(sources, architecture)}.so"
+        path = Path(f"/proc/self/fd/{opened}") / f"kernels-{_digest(sources, instructions)}.so"
         if not path.exists():
             say("Compiling the CPU's kernels, once")
-            _compile(sources, folder, path.name, architecture)
+            compile_library(folder, path.name, instructions)
+            with suppress(OSError):  # another process may be at it too
+                _remove_old(folder)
         yield path
     finally:
         os.close(opened)
 
 
-def _compile(sources: list[Path], folder: Path, name: str, architecture: str) -> None:
+def compile_library(folder: Path, name: str, instructions: InstructionSet, *, for_other_machines: bool = False) -> None:
+    """Makes the library in a folder that exists, whole or not at all."""
     compiler = shutil.which("g++")
     if compiler is None:
         raise NoCompilerError("no C++ compiler (g++) was found")
@@ -69,11 +71,11 @@ def _compile(sources: list[Path], folder: Path, name: str, architecture: str) ->
         raise NoCompilerError(disk.no_room(folder, ROOM))
     try:
         with tempfile.TemporaryDirectory(prefix="compile-", dir=folder) as work:
-            units = [path for path in sources if path.suffix == ".cpp"]
-            _run([compiler, *FLAGS, f"-march={architecture}", "-c", *map(str, units)], work)
-            _run([compiler, "-shared", *(f"{path.stem}.o" for path in units), "-o", name], work)
+            units = [path for path in _sources() if path.suffix == ".cpp"]
+            older = ("-include", str(HERE / "older_glibc.h")) if for_other_machines else ()
+            _run([compiler, *FLAGS, *instructions.options, *older, "-c", *map(str, units)], work)
+            _run([compiler, "-shared", "-s", *(f"{path.stem}.o" for path in units), "-o", name], work)
             Path(work, name).replace(folder / name)  # atomic: another process sees the whole file or none
-        _remove_old(folder)
     except OSError as error:
         raise NoCompilerError(f"the library could not be stored: {disk.reason(error, folder, ROOM)}") from None
 
@@ -93,8 +95,12 @@ def _run(command: list[str], folder: str) -> None:
         raise NoCompilerError(f"the compiler ended with {done.returncode} and said: {said}")
 
 
-def _digest(sources: list[Path], architecture: str) -> str:
-    digest = hashlib.sha256(repr((FLAGS, architecture, _processor())).encode())
+def _sources() -> list[Path]:
+    return sorted(path for path in HERE.iterdir() if path.suffix in (".cpp", ".h"))
+
+
+def _digest(sources: list[Path], instructions: InstructionSet) -> str:
+    digest = hashlib.sha256(repr((FLAGS, instructions.options, _processor())).encode())
     for path in sources:
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -104,7 +110,7 @@ def _processor() -> str:
     """What decides about instructions: a home folder may be shared by machines that differ."""
     facts = ("vendor_id", "cpu family", "model", "flags", "Features")
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = CPU_INFO.read_text().splitlines()
     except OSError as error:
         raise NoCompilerError(f"the processor is unknown: {error}") from None
     return platform.machine() + "\n".join(sorted({line for line in lines if line.split("\t")[0].strip() in facts}))

@@ -14,6 +14,8 @@ from typing import Any
 
 from ramify.cpu.compiler import NoCompilerError, compiled
 from ramify.cpu.cores import usable_cores
+from ramify.cpu.instructions import NATIVE, InstructionSet, asked_for, fitting, processor_flags
+from ramify.cpu.prebuilt import carried
 
 _POINTER, _LONG, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
 
@@ -44,7 +46,8 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
 
 
 class Library:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, origin: str) -> None:
+        self.origin = origin  # where it comes from and what it is for, in words
         try:
             functions = ctypes.CDLL(str(path))
         except OSError as error:
@@ -83,7 +86,19 @@ class Library:
             self._threads = None
 
 
-def load(say: Callable[[str], None], architecture: str = "native") -> Library:
-    """Raises NoCompilerError where the kernels cannot be had."""
-    with compiled(say, architecture) as path:
-        return Library(path)
+def load(say: Callable[[str], None], instructions: InstructionSet | None = None) -> Library:
+    """The widest that this installation carries and this processor has, else one that is compiled for it.
+
+    The environment may ask for a set of instructions, and callers too. Raises NoCompilerError where the kernels cannot
+    be had.
+    """
+    asked = instructions or asked_for()
+    for each in fitting(processor_flags()) if asked is None else [asked]:
+        path = carried(each)
+        if path is not None:
+            try:
+                return Library(path, f"prebuilt for {each.title}")
+            except NoCompilerError as error:  # a damaged file, a folder from which nothing may be run
+                say(f"The CPU's kernels of this installation cannot be used: {error}")
+    with compiled(say, asked or NATIVE) as path:
+        return Library(path, f"compiled for {(asked or NATIVE).title}")

@@ -13,6 +13,7 @@ import pytest
 from ramify import LLM, SamplingParams
 from ramify.cpu import compiler
 from ramify.cpu.compiler import NoCompilerError, compiled
+from ramify.cpu.instructions import NATIVE, PLAIN
 from ramify.cpu.library import Library, load
 from tests.conftest import CheckpointMaker
 
@@ -33,7 +34,7 @@ def test_compiled_once_then_found_without_a_compiler(cache: Path, mask: int, mon
     before = os.umask(mask)
     try:
         with compiled(said.append) as first:
-            assert Library(first).tile_columns > 0
+            assert Library(first, "").tile_columns > 0
     finally:
         os.umask(before)
     assert said == ["Compiling the CPU's kernels, once"]
@@ -56,12 +57,12 @@ def test_what_old_versions_left_is_removed(cache: Path) -> None:
 def test_another_processor_or_source_is_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
     sources = sorted(Path(compiler.__file__).parent.glob("*.cpp"))
     names = {
-        compiler._digest(sources, "native"),
-        compiler._digest(sources, "x86-64"),
-        compiler._digest(sources[1:], "native"),
+        compiler._digest(sources, NATIVE),
+        compiler._digest(sources, PLAIN),
+        compiler._digest(sources[1:], NATIVE),
     }
     monkeypatch.setattr(compiler, "_processor", lambda: "another")
-    assert len({*names, compiler._digest(sources, "native")}) == 4
+    assert len({*names, compiler._digest(sources, NATIVE)}) == 4
 
 
 @pytest.mark.usefixtures("cache")
@@ -138,4 +139,4 @@ def test_a_user_without_a_home_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPa
 def test_a_library_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     (tmp_path / "kernels.so").write_bytes(b"not a library")
     with pytest.raises(NoCompilerError, match="cannot be loaded"):
-        Library(tmp_path / "kernels.so")
+        Library(tmp_path / "kernels.so", "")

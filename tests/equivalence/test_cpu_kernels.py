@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import random
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from ramify import LLM, ModelConfig, SamplingParams
 from ramify.cpu import cores
 from ramify.cpu.cpu_layers import CpuLayers
+from ramify.cpu.instructions import AVX2, NATIVE, PLAIN, InstructionSet, processor_flags
 from ramify.cpu.library import Library, load
 from ramify.cpu.panels import Ending, PanelPacking, Product
 from ramify.device.layers import Batch, Layers, TorchLayers
@@ -37,19 +39,13 @@ from tests.conftest import CheckpointMaker
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="no g++ here")
 
 
-def _can_run(architecture: str) -> bool:
-    flags = Path("/proc/cpuinfo").read_text().split()
-    return architecture != "x86-64-v3" or {"avx2", "fma"} <= set(flags)
-
-
-@pytest.fixture(scope="module", params=["native", "x86-64-v3", "x86-64"])
+@pytest.fixture(scope="module", params=[NATIVE, AVX2, PLAIN], ids=lambda instructions: instructions.name)
 def library(request: pytest.FixtureRequest) -> Library:
     """Vectors of 16, 8 and 4 numbers, where the machine has them."""
-    import platform
-
-    if request.param != "native" and (platform.machine() != "x86_64" or not _can_run(request.param)):
-        pytest.skip(f"this machine cannot run {request.param}")
-    return load(lambda _: None, request.param)
+    instructions: InstructionSet = request.param
+    if instructions is not NATIVE and (platform.machine() != "x86_64" or not instructions.needs <= processor_flags()):
+        pytest.skip(f"this machine cannot run {instructions.title}")
+    return load(lambda _: None, instructions)
 
 
 # -- products ------------------------------------------------------------------------------------------------
