@@ -13,6 +13,7 @@ from ramify.drive.build import build_engine
 from ramify.drive.intake import Prompt
 from ramify.drive.mailroom import RequestStream
 from ramify.drive.prepare import has_own_process
+from ramify.drive.streaming_engine import StreamingEngine
 from ramify.errors import RamifyError
 from ramify.foreign.keywords import strict_keywords
 from ramify.foreign.vllm import CHAT_KEYWORDS, GENERATE_KEYWORDS
@@ -22,8 +23,7 @@ from ramify.text.codec import Message
 from ramify.text.hugging_face_tokenizer import HuggingFaceTokenizer
 
 if TYPE_CHECKING:
-    from ramify.remote.remote_engine import RemoteEngine  # brings msgspec
-    from ramify.replicas.replica_engine import ReplicaEngine
+    from ramify.replicas.replica_engine import ReplicaEngine  # brings msgspec
     from ramify.replicas.start import Replicas
 
 
@@ -48,7 +48,7 @@ class AsyncLLM:
         **options: Unpack[EngineOptions],
     ) -> None:
         self.config = EngineConfig.from_options(model=model if model is not None else DEFAULT_MODEL, **options)
-        self.engine: AsyncEngine | RemoteEngine | ReplicaEngine
+        self.engine: StreamingEngine
         self._replicas: Replicas[ReplicaEngine] | None = None
         if self.config.model_config.data_parallel_size > 1:
             self._replicas = model_for_streams(self.config, say)

@@ -141,7 +141,7 @@ class Mailroom:
             mailbox.wake()
 
 
-class StreamingEngine(Protocol):
+class Source(Protocol):
     """What a stream needs of its engine."""
 
     @property
@@ -160,7 +160,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
     Deltas that were not fetched in time arrive joined. The last output is the one with `finished`.
     """
 
-    def __init__(self, engine: StreamingEngine, mailbox: Mailbox) -> None:
+    def __init__(self, engine: Source, mailbox: Mailbox) -> None:
         self._engine = engine
         self._mailbox = mailbox
         self._over = False

@@ -9,11 +9,10 @@ event loop                            reader's thread of the link
 from __future__ import annotations
 
 import asyncio
-import atexit
-import threading
 from collections.abc import Callable
 
-from ramify.drive.mailroom import Mailroom, RequestStream
+from ramify.drive.mailroom import Mailbox
+from ramify.drive.streaming_engine import StreamingEngine
 from ramify.engine.capacity import Capacity
 from ramify.engine.observations import EngineState
 from ramify.engine.request import Request
@@ -26,34 +25,24 @@ from ramify.remote.packing import check_crosses
 from ramify.text.codec import TextCodec
 
 
-class RemoteEngine:
-    """One model of the engine's process, over one connection. Any number of event loops and requests."""
+class RemoteEngine(StreamingEngine):
+    """One model of the engine's process, over one connection."""
 
     def __init__(self, link: Link, model: int, codec: TextCodec, capacity: Capacity) -> None:
+        super().__init__()
         self._link = link
         self._model = model
         self.capacity = capacity
-        self._lock = threading.Lock()
-        self.room = Mailroom(self._lock)
         self._letters = Correspondence(link, model, codec, deliver=self.room.deliver, fail=self._fail, lose=self._lost)
-        self._accepts = True
         self._last_state: EngineState | None = None
-        atexit.register(self.stop)
 
     # -- for callers, from any thread ----------------------------------------------------------------------------------
 
     @property
-    def num_unfinished(self) -> int:
-        """Requests that were submitted here and have not ended."""
-        return len(self.room)
-
-    @property
     def is_sound(self) -> bool:
-        """Whether it takes requests and its last step did not fail."""
         return self._accepts and self._letters.is_sound and self._link.error is None
 
     def when_lost(self, listener: Callable[[EngineLostError], None]) -> None:
-        """Calls it, from another thread, if the engine's process ends before it is asked to."""
         self._link.when_lost(listener)
 
     def check(self, request: Request) -> None:
@@ -64,11 +53,11 @@ class RemoteEngine:
         self.capacity.check(request)
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start and the state of queue and cache; once the engine is gone, the last that it told."""
+        """Once the engine is gone, the last that it told."""
         return self._ask().stats
 
     async def state(self) -> EngineState:
-        """All that metrics tell of the engine, of everybody's requests."""
+        """Of everybody's requests, over whichever connection they came."""
         return await asyncio.to_thread(self._ask)
 
     def _ask(self) -> EngineState:
@@ -80,51 +69,9 @@ class RemoteEngine:
                 raise
         return self._last_state
 
-    def submit(self, request: Request) -> RequestStream:
-        """Queues a request made by an intake; call it inside an event loop."""
-        self.check_thread()
-        check_crosses(request.sampling_params)
-        with self._lock:
-            if self._link.error is not None and self._accepts:
-                raise self._link.error
-            if not self._accepts:
-                raise EngineClosedError("the engine has been shut down")
-            mailbox = self.room.open(request)
-            try:
-                self._letters.send(request)
-            except BaseException:
-                del self.room.mailboxes[request.request_id]
-                raise
-        return RequestStream(self, mailbox)
-
     def abort(self, request_id: str) -> None:
-        """Ends a request in whatever state it is; its reader gets what there is, with finish_reason "abort".
-
-        Takes no lock, since Python may call it from a destructor at any moment.
-        """
+        """Takes no lock, since Python may call it from a destructor at any moment."""
         self._letters.abort(request_id)
-
-    def abort_all(self) -> None:
-        for request_id in list(self.room.mailboxes):
-            self.abort(request_id)
-
-    async def shutdown(self, grace_seconds: float = 0.0) -> None:
-        """Refuses new requests, lets running ones go on for the grace time, aborts the rest, ends the process."""
-        self.check_thread()
-        self.close_intake()
-        await self.room.until_empty(grace_seconds)
-        await asyncio.to_thread(self.stop)
-
-    def close_intake(self) -> None:
-        """Refuses every new request with EngineClosedError from now on."""
-        with self._lock:
-            self._accepts = False
-
-    def stop(self) -> None:
-        """Aborts unfinished requests and ends the engine's process, if it is ours; returns when it has ended."""
-        self.close_intake()
-        atexit.unregister(self.stop)
-        self._link.close()
 
     def check_thread(self) -> None:
         if self._link.is_reader:
@@ -132,6 +79,15 @@ class RemoteEngine:
                 "the thread that reads the engine's outputs cannot wait for them: score functions must not call the "
                 "engine whose outputs they rank (a second engine may be called)"
             )
+
+    def _enter(self, mailbox: Mailbox) -> None:
+        check_crosses(mailbox.request.sampling_params)
+        if self._link.error is not None:
+            raise self._link.error
+        self._letters.send(mailbox.request)
+
+    def _end(self) -> None:
+        self._link.close()  # ends the process if it is ours
 
     # -- the reader's thread -------------------------------------------------------------------------------------------
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from ramify.drive.async_engine import AsyncEngine
 from ramify.drive.intake import Intake
 from ramify.drive.pair_intake import PairIntake
+from ramify.drive.streaming_engine import StreamingEngine
 from ramify.errors import EngineClosedError, EngineLostError
 from ramify.sampling_params import SamplingParams
 from ramify.server.config import ServerConfig
@@ -22,8 +22,6 @@ from ramify.server.limits import Limits
 
 if TYPE_CHECKING:
     from ramify.async_llm import AsyncLLM  # brings torch
-    from ramify.remote.remote_engine import RemoteEngine
-    from ramify.replicas.replica_engine import ReplicaEngine
 
 _log = logging.getLogger(__name__)
 # What anybody may read at /health of what loading says: other lines may name files of this machine.
@@ -35,7 +33,7 @@ class ServedModel:
     """A model under the name clients know it by."""
 
     name: str
-    engine: AsyncEngine | RemoteEngine | ReplicaEngine
+    engine: StreamingEngine
     intake: Intake
     max_model_len: int
     mixed: tuple[str, str] | None = None  # of a mixture: the names of teacher and student
