@@ -23,7 +23,7 @@ from ramify.errors import InvalidInputError, UnsupportedAttributeError, Unsuppor
 from ramify.foreign.keywords import own_keywords, strict_keywords
 from ramify.foreign.vllm import ATTRIBUTES, CHAT_KEYWORDS, GENERATE_KEYWORDS
 from ramify.models.decoder import Decoder
-from ramify.outputs import ContinuationLogprobs, RequestOutput
+from ramify.outputs import ContinuationLogprobs, RequestOutput, RequestOutputs
 from ramify.replicas.doors import model_for_calls
 from ramify.sampling_params import SamplingParams, SamplingStrategy
 from ramify.text.codec import Message
@@ -326,7 +326,7 @@ class LLM:
 
     def _run(self, requests: list[Request], *, use_tqdm: bool) -> list[RequestOutput]:
         check.boolean("use_tqdm", use_tqdm)
-        return self._calls.run(requests, use_tqdm=use_tqdm, check=self._check_weights)
+        return RequestOutputs(self._calls.run(requests, use_tqdm=use_tqdm, check=self._check_weights))
 
     def _check_weights(self) -> None:
         if self._sleeper is not None:

@@ -20,6 +20,7 @@ from ramify.drive.scoring import comparison_requests, pair_scores, paired_up
 from ramify.engine.core import EngineCore
 from ramify.engine.request import Request
 from ramify.errors import InvalidInputError, UnsupportedError
+from ramify.notebook import cards
 from ramify.outputs import CompletionOutput, MixtureReport, PairLogprobs, RequestOutput
 from ramify.replicas.doors import pair_for_calls
 from ramify.sampling_params import OutputKind, SamplingParams
@@ -120,6 +121,14 @@ class OptimalOutputs:
             raise InvalidInputError(f"sample must be in 0..{len(self.samples) - 1}, got {sample}")
         chosen = self.samples[sample]
         alpha_view.write_plot(Path(path), token_texts(chosen.token_ids, self.tokenizer), chosen.mixture or ())
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: texts shaded by alpha, and alpha over the tokens."""
+        return cards.html_of_requests(
+            self.outputs,
+            pieces_of=lambda sample: token_texts(sample.token_ids, self.tokenizer),
+            below=lambda sample: alpha_view.small_curve([report.alpha for report in sample.mixture or ()]),
+        )
 
 
 class OptimalSampling:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ramify.errors import InvalidInputError
 from ramify.foreign.truth import Truth
+from ramify.notebook import cards
 
 
 class FinishReason(StrEnum):
@@ -143,6 +144,10 @@ class CompletionOutput:
             return self.score
         return float("-inf") if self.is_empty() else self.cumulative_logprob
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return cards.html_of_completion(self)
+
 
 @dataclass(frozen=True, slots=True)
 class ContinuationLogprobs:
@@ -246,3 +251,14 @@ class RequestOutput:
     error: str | None = None
     scored: ContinuationLogprobs | PairLogprobs | None = None  # of given tokens, where they alone were asked about
     growth: tuple[GrowthStep, ...] = ()  # since the last output, if output_kind is "growth"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return cards.html_of_requests([self])
+
+
+class RequestOutputs(list[RequestOutput]):
+    """A list of outputs that a notebook shows side by side."""
+
+    def _repr_html_(self) -> str:
+        return cards.html_of_requests(self)

@@ -17,6 +17,7 @@ from ramify.outputs import MixtureReport, RequestOutput, finite
 
 PICTURES = (".png", ".svg", ".pdf")
 WIDTH, HEIGHT, MARGIN = 860, 130, 34
+SMALL_WIDTH, SMALL_HEIGHT = 300, 44
 
 # Colours are variables, so that a page follows the reader's theme. A token's weight is a share of the student's or of
 # the teacher's colour over a neutral one, which stands for alpha = 1/2.
@@ -133,6 +134,23 @@ def curves(series: Mapping[str, tuple[Sequence[float], str]], highest: float | N
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(", ".join(series))} over the tokens">'
         f'<path d="M{MARGIN} 6V{height}H{WIDTH}" class="axis"/>'
         f'<text x="0" y="12">{top:.3g}</text><text x="0" y="{height}">0</text>{"".join(drawn)}</svg>'
+    )
+
+
+def small_curve(alphas: Sequence[float]) -> str:
+    """Alpha over the tokens as a small SVG without a style sheet; the middle of its height is 1/2."""
+    if not alphas:
+        return ""
+    spacing = SMALL_WIDTH / max(len(alphas) - 1, 1)
+    points = " ".join(f"{index * spacing:.1f},{(1 - alpha) * SMALL_HEIGHT:.1f}" for index, alpha in enumerate(alphas))
+    line = 'style="fill:none;stroke:currentColor;stroke-width:1;vector-effect:non-scaling-stroke"'
+    return (
+        f'<svg viewBox="0 0 {SMALL_WIDTH} {SMALL_HEIGHT}" preserveAspectRatio="none" role="img" '
+        f'aria-label="alpha over the tokens" style="width:100%;height:{SMALL_HEIGHT}px;display:block;margin-top:.4em;'
+        'border-top:1px solid rgba(128,128,128,.3);border-bottom:1px solid rgba(128,128,128,.3)">'
+        f'<line x1="0" x2="{SMALL_WIDTH}" y1="{SMALL_HEIGHT / 2}" y2="{SMALL_HEIGHT / 2}" '
+        'style="stroke:rgba(128,128,128,.5);stroke-dasharray:3 3;vector-effect:non-scaling-stroke"/>'
+        f'<polyline points="{points}" {line}/></svg>'
     )
 
 

@@ -1,0 +1,1 @@
+"""Outputs as a notebook shows them."""
