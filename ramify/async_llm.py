@@ -18,9 +18,11 @@ from ramify.errors import RamifyError
 from ramify.foreign.keywords import strict_keywords
 from ramify.foreign.vllm import CHAT_KEYWORDS, GENERATE_KEYWORDS
 from ramify.replicas.doors import model_for_streams
-from ramify.sampling_params import SamplingParams
+from ramify.sampling_params import OutputKind, SamplingParams
 from ramify.text.codec import Message
 from ramify.text.hugging_face_tokenizer import HuggingFaceTokenizer
+from ramify.text.tools.call_reader import CallReader
+from ramify.text.tools.calling import Calling
 
 if TYPE_CHECKING:
     from ramify.replicas.replica_engine import ReplicaEngine  # brings msgspec
@@ -109,13 +111,25 @@ class AsyncLLM:
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: int = 0,
     ) -> RequestStream:
-        """As `generate`, for a conversation, which the model's chat template, or another, turns into a prompt."""
+        """As `generate`, for a conversation, which the model's chat template, or another, turns into a prompt.
+
+        With `tools`, as `LLM.chat` has them, a sample that has ended has its `tool_calls`.
+        """
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        calling = Calling.of(self.codec, tools, tool_choice, parallel_tool_calls, chat_template)
+        if calling is not None:
+            chat_template_kwargs = calling.use.variables(chat_template_kwargs)
+            self.intake.check_params(params)
+            params = calling.params(params, self.codec)
         request = self.intake.chat_request(
             messages,
-            self.get_default_sampling_params() if sampling_params is None else sampling_params,
+            params,
             request_id,
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
@@ -123,7 +137,10 @@ class AsyncLLM:
             chat_template_kwargs=chat_template_kwargs,
             priority=priority,
         )
-        return self.engine.submit(request)
+        stream = self.engine.submit(request)
+        if calling is not None:
+            stream.change(CallReader(calling, is_delta=params.output_kind == OutputKind.DELTA).read)
+        return stream
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` and `chat` draw with where none are given: the model's recommendation, as in `LLM`."""

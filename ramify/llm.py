@@ -28,6 +28,8 @@ from ramify.replicas.doors import model_for_calls
 from ramify.sampling_params import SamplingParams, SamplingStrategy
 from ramify.text.codec import Message
 from ramify.text.hugging_face_tokenizer import HuggingFaceTokenizer
+from ramify.text.tools.call_reader import CallReader
+from ramify.text.tools.calling import Calling
 
 if TYPE_CHECKING:
     from ramify.replicas.replica_core import ReplicaCore  # brings msgspec
@@ -127,16 +129,22 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Like `generate`, for one conversation or a list of them, rendered by the model's chat template or another.
 
-        `tools` are what that template makes of them; what the model then writes is returned as text.
+        `tools` are offered to the model by that template, and calls that it writes are each output's `tool_calls`.
+        `tool_choice` is "auto", "none", "required", or {"type": "function", "function": {"name": ...}}.
         """
-        if tools is not None:
-            chat_template_kwargs = {**(chat_template_kwargs or {}), "tools": list(tools)}
+        calling = Calling.of(self._codec, tools, tool_choice, parallel_tool_calls, chat_template)
+        if calling is not None:
+            chat_template_kwargs = calling.use.variables(chat_template_kwargs)
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         params = self._params_for(conversations, sampling_params)
+        if calling is not None:
+            params = [calling.params(each, self._codec) for each in params]
         requests = [
             self._intake.chat_request(
                 conversation,  # type: ignore[arg-type]
@@ -148,7 +156,8 @@ class LLM:
             )
             for conversation, each in zip(conversations, params, strict=True)
         ]
-        return self._run(requests, use_tqdm=use_tqdm)
+        outputs = self._run(requests, use_tqdm=use_tqdm)
+        return outputs if calling is None else [CallReader(calling).read(output) for output in outputs]
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` and `chat` draw with where none are given: the model's recommendation.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ramify.errors import InvalidInputError
 from ramify.foreign.truth import Truth
@@ -79,12 +79,26 @@ class Inclusion(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool that a model asks for; `arguments` are a JSON object, as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def as_json(self) -> dict[str, Any]:
+        """As it stands in a message."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One continuation. `index` is the child's number or, where outputs were ranked, the rank.
 
     `mixture` has one entry per token if two models were mixed, else it is None. `inclusion` is of samples that were
     drawn without replacement. `kept` has one entry per token with `return_kept`; `processed_logprobs` stand beside
-    `logprobs` with `logprobs_mode="both"`.
+    `logprobs` with `logprobs_mode="both"`. `tool_calls` are what was found in the text of a chat with tools, once it is
+    whole; the text itself stays as the model wrote it.
     """
 
     index: int
@@ -99,6 +113,7 @@ class CompletionOutput:
     inclusion: Inclusion | None = None
     kept: tuple[Kept, ...] | None = None
     processed_logprobs: Sequence[LogprobRow] | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
 
     @property
     def finished(self) -> Truth:

@@ -29,6 +29,7 @@ from ramify.engine.drafting.speculation import Speculation
 from ramify.engine.plan import BlockCopy, Plan, Ticket, Work
 from ramify.engine.scheduler import Scheduler
 from ramify.sampling.mixing import Mixer
+from ramify.sampling_params import SamplingParams
 from ramify.text.codec import TextCodec
 from ramify.text.stream import TextStream
 from ramify.text.token_text import byte_of_character
@@ -69,7 +70,7 @@ class FakeLayers:
     def __init__(self, pool: FakePool, model: int) -> None:
         self.pool = pool
         self.poisoned: Callable[[list[int]], bool] = lambda _tokens: False
-        self._model = model
+        self.logits_of: Callable[[list[int]], Tensor] = lambda seen: logits_after(seen, model)
 
     def prepare(self, reads: Reads) -> None:
         size = reads.block_size
@@ -110,7 +111,7 @@ class FakeLayers:
         return hidden if out is None else out.copy_(hidden)
 
     def _logits(self, seen: list[int]) -> Tensor:
-        return torch.full((VOCAB,), torch.nan) if self.poisoned(seen) else logits_after(seen, self._model)
+        return torch.full((VOCAB,), torch.nan) if self.poisoned(seen) else self.logits_of(seen)
 
 
 class FakeDevice(DeviceStep):
@@ -181,6 +182,7 @@ def fake_engine(
     kernels: SamplerKernels | None = None,
     drafter: Drafter | None = None,
     clock: Callable[[], float] = lambda: 0.0,
+    make_text: Callable[[SamplingParams], TextStream] = lambda _params: TextStream(None),
 ) -> EngineCore:
     scheduler = Scheduler(
         [
@@ -214,7 +216,7 @@ def fake_engine(
         ),
         seed=seed,
         eos_token_ids=eos_token_ids,
-        make_text=lambda _params: TextStream(None),
+        make_text=make_text,
         clock=clock,
     )
 

@@ -164,6 +164,11 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self._engine = engine
         self._mailbox = mailbox
         self._over = False
+        self._change: Callable[[RequestOutput], RequestOutput] | None = None
+
+    def change(self, change: Callable[[RequestOutput], RequestOutput]) -> None:
+        """Readers get what this makes of each output."""
+        self._change = change
 
     @property
     def request(self) -> Request:
@@ -187,7 +192,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
             self._over = True
             raise
         self._over = output.finished
-        return output
+        return output if self._change is None else self._change(output)
 
     def listen(self, listener: Callable[[], None] | None) -> None:
         """Calls it in the reader's event loop whenever something came; None: nobody any more. `take` then has it."""
@@ -204,6 +209,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
             raise
         if outputs:
             self._over = outputs[-1].finished
+        if self._change is not None:
+            outputs = list(map(self._change, outputs))
         return [self._mailbox.joined(outputs)] if joined and len(outputs) > 1 else outputs
 
     async def final(self) -> RequestOutput:

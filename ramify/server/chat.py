@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from ramify.engine.request import Request as EngineRequest
-from ramify.outputs import CompletionOutput, RequestOutput
+from ramify.outputs import CompletionOutput, FinishReason, RequestOutput, ToolCall
 from ramify.sampling_params import SamplingParams
 from ramify.server.body import JsonRoute
 from ramify.server.choices import chat_logprobs, common, has_news
@@ -22,6 +23,10 @@ from ramify.server.protocol import ChatCompletionRequest
 from ramify.server.records import record_of
 from ramify.server.replies import ChatCompletion
 from ramify.server.service import ServedModel, Service
+from ramify.server.tool_deltas import ToolDeltas
+from ramify.text.tools.calling import Calling
+from ramify.text.tools.formats import FORMATS
+from ramify.text.tools.tool_use import ToolUse
 
 
 def chat_routes(service: Service) -> APIRouter:
@@ -31,7 +36,10 @@ def chat_routes(service: Service) -> APIRouter:
     async def create_chat_completion(body: ChatCompletionRequest, http: Request) -> Response:
         """Answers a conversation, rendered by the model's chat template."""
         model = service.model(body.model)
+        calling = _calling(service, model, body)
         params = body.params(model.intake.defaults)
+        if calling is not None:
+            params = calling.params(params, model.intake.codec)
         service.check_samples(1, params)
         if body.chat_template is not None and not service.config.allow_chat_template:
             raise Failure(
@@ -44,7 +52,9 @@ def chat_routes(service: Service) -> APIRouter:
         record_of(http.scope).request_id = name
         options: dict[str, Any] = {
             "add_generation_prompt": body.add_generation_prompt is not False,
-            "chat_template_kwargs": body.chat_template_kwargs,
+            "chat_template_kwargs": body.chat_template_kwargs
+            if calling is None
+            else calling.use.variables(body.chat_template_kwargs),
             "chat_template": body.chat_template,
         }
 
@@ -55,40 +65,80 @@ def chat_routes(service: Service) -> APIRouter:
             return intake.chat_request(body.messages, params, name, theta_messages=body.theta_messages, **options)
 
         request = await beside_the_loop(make)
-        shape = ChatShape(name, model, body, params)
+        if calling is not None:
+            _check_readable(calling)
+        shape = ChatShape(name, model, body, params, calling)
         return await answer(service, model, [request], shape, body=body, http=http)
 
     return router
 
 
+def _calling(service: Service, model: ServedModel, body: ChatCompletionRequest) -> Calling | None:
+    """What the request says of tools, for this model; None where none is to be called."""
+    use = ToolUse.of(body.tools, body.tool_choice, body.parallel_tool_calls)
+    if use is None:
+        return None
+    return Calling.by(
+        use,
+        model.intake.codec,
+        chat_template=body.chat_template,
+        format_name=service.config.tool_call_parser,
+    )
+
+
+def _check_readable(calling: Calling) -> None:
+    if not calling.is_readable:
+        message = (
+            f"tools are not supported: this model's chat template does not show in which format it writes calls; the "
+            f"server's --tool-call-parser names one: {', '.join(FORMATS)}"
+        )
+        raise Failure(400, message, param="tools", code="not_supported")
+
+
 class ChatShape:
-    def __init__(self, name: str, model: ServedModel, body: ChatCompletionRequest, params: SamplingParams) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: ServedModel,
+        body: ChatCompletionRequest,
+        params: SamplingParams,
+        calling: Calling | None = None,
+    ) -> None:
         self._head = {"id": name, "created": int(time.time()), "model": model.name}
         self._model = model
         self._codec = model.intake.codec
         self._body = body
         self._params = params
+        self._calling = calling
+        self._deltas: dict[int, ToolDeltas] = {}  # by choice
         self._begun: set[int] = set()
         self._ended: set[int] = set()
+
+    @property
+    def is_framed(self) -> bool:
+        return self._calling is None
 
     def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head, "object": "chat.completion.chunk", "choices": choices}
 
     def reply(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         [output] = outputs
-        choices = [
-            {
-                "index": sample.index,
-                "message": {"role": "assistant", "content": sample.text, "refusal": None},
-                "logprobs": self._logprobs(sample),
-                **self._rest(sample),
-            }
-            for sample in output.outputs
-        ]
+        choices = [self._choice(sample) for sample in output.outputs]
         reply = {**self._head, "object": "chat.completion", "choices": choices}
         if self._body.return_token_ids and not self._model.is_pair:
             reply["prompt_token_ids"] = list(output.prompt_token_ids)
         return reply
+
+    def _choice(self, sample: CompletionOutput) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": sample.text, "refusal": None}
+        calls: tuple[ToolCall, ...] = ()
+        if self._calling is not None:
+            content, calls = self._calling.answer(sample.text)
+            message["content"] = content if content or not calls else None
+        if calls:
+            message["tool_calls"] = [call.as_json() for call in calls]
+        rest = self._rest(sample, has_calls=bool(calls))
+        return {"index": sample.index, "message": message, "logprobs": self._logprobs(sample), **rest}
 
     def chunks(self, _prompt_index: int, output: RequestOutput, sample: CompletionOutput) -> Iterator[dict[str, Any]]:
         if sample.index not in self._begun:
@@ -98,18 +148,27 @@ class ChatShape:
             if self._body.return_token_ids and not self._model.is_pair:
                 first["prompt_token_ids"] = list(output.prompt_token_ids)
             yield first
-        if sample.index in self._ended or not has_news(
-            sample, self._params, with_token_ids=self._body.return_token_ids
-        ):
+        if sample.index in self._ended:
             return
-        if sample.finish_reason is not None:
+        is_last = sample.finish_reason is not None
+        if self._calling is None:
+            delta, has_calls = {"content": sample.text} if sample.text or not is_last else {}, False
+        else:
+            deltas = self._deltas.setdefault(sample.index, ToolDeltas(self._calling))
+            delta, has_calls = deltas.delta(sample.text, is_last=is_last), deltas.has_calls
+            sample = replace(sample, text=delta.get("content", ""))
+        if not has_news(sample, self._params, with_token_ids=self._body.return_token_ids) and "tool_calls" not in delta:
+            return
+        if is_last:
             self._ended.add(sample.index)
-        delta = {"content": sample.text} if sample.text or sample.finish_reason is None else {}
-        choice = {"index": sample.index, "delta": delta, "logprobs": self._logprobs(sample), **self._rest(sample)}
-        yield self.envelope([choice])
+        rest = self._rest(sample, has_calls=has_calls)
+        yield self.envelope([{"index": sample.index, "delta": delta, "logprobs": self._logprobs(sample), **rest}])
 
-    def _rest(self, sample: CompletionOutput) -> dict[str, Any]:
-        return common(sample, with_token_ids=bool(self._body.return_token_ids))
+    def _rest(self, sample: CompletionOutput, *, has_calls: bool) -> dict[str, Any]:
+        rest = common(sample, with_token_ids=bool(self._body.return_token_ids))
+        if has_calls and sample.finish_reason is FinishReason.STOP:
+            rest["finish_reason"] = "tool_calls"
+        return rest
 
     def _logprobs(self, sample: CompletionOutput) -> dict[str, Any] | None:
         if sample.logprobs is None:

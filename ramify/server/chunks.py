@@ -20,6 +20,11 @@ _TOKEN_ID = -1
 class Shape(Protocol):
     """How outputs look to the client: one for completions, one for chats."""
 
+    @property
+    def is_framed(self) -> bool:
+        """Whether chunks of a choice differ in text and tokens alone."""
+        ...
+
     def reply(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """The whole reply, without the usage."""
         ...
@@ -80,7 +85,7 @@ class ChunkWriter:
                 frame = self._frames[which] = self._frame(prompt_index, output, sample)
             return frame.event(sample)
         made = [event_of({**chunk, **self._more}) for chunk in self._shape.chunks(prompt_index, output, sample)]
-        if made:
+        if made and self._shape.is_framed:
             self._frames.setdefault(which, None)
         return b"".join(made)
 

@@ -58,6 +58,8 @@ def completion_routes(service: Service) -> APIRouter:
 
 
 class CompletionShape:
+    is_framed = True
+
     def __init__(self, name: str, model: ServedModel, body: CompletionRequest, params: SamplingParams) -> None:
         self._head = {"id": name, "object": "text_completion", "created": int(time.time()), "model": model.name}
         self._model = model

@@ -10,6 +10,7 @@ from ramify import validation as check
 from ramify.config import setting
 from ramify.errors import InvalidInputError
 from ramify.sampling_params import MAX_SAMPLES
+from ramify.text.tools.formats import FORMATS
 
 # A scheme, a host, perhaps a port: what browsers send, to the letter, so no path and no slash at the end.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
@@ -30,6 +31,9 @@ class ServerConfig:
     request_timeout: float = setting(600.0, "seconds from a request's arrival until it is ended with an error")
     grace_period: float = setting(10.0, "seconds that running requests get after SIGTERM or Ctrl-C")
     allow_chat_template: bool = setting(False, "let requests bring chat templates of their own")
+    tool_call_parser: str | None = setting(
+        None, "how the model writes calls of tools: hermes or llama3_json (default: as its chat template shows)"
+    )
     max_connections: int | None = setting(
         None, "most connections at once; others get 503 (default: what the limit of open files leaves)"
     )
@@ -62,6 +66,8 @@ class ServerConfig:
         check.number("request_timeout", self.request_timeout, above=0)
         check.number("grace_period", self.grace_period, 0)
         check.boolean("allow_chat_template", self.allow_chat_template)
+        if self.tool_call_parser is not None:
+            check.choice("tool_call_parser", self.tool_call_parser, FORMATS)
         if self.max_connections is not None:
             check.integer("max_connections", self.max_connections, 1)
         for origin in self.allowed_origins or ():

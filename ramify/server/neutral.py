@@ -25,9 +25,6 @@ class Neutral(NamedTuple):
 
 COMPLETIONS = {"suffix": Neutral(("",), "Nothing is inserted before a text.")}
 CHATS = {
-    "tools": Neutral(([],), "Tools are not supported."),
-    "tool_choice": Neutral(("none", "auto"), "There are no tools to choose from."),
-    "parallel_tool_calls": Neutral((False, True), "There are no tools to call."),
     "functions": Neutral(([],), "Functions, which tools replaced, are not supported."),
     "function_call": Neutral(("none", "auto"), "There are no functions to call."),
     "response_format": Neutral(({"type": "text"},), "Answers are text; structure is not enforced."),

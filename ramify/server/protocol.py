@@ -10,9 +10,24 @@ from ramify.models.generation_defaults import GenerationDefaults
 from ramify.sampling_params import MAX_TOKENS, OutputKind, SamplingParams
 from ramify.server.fields import OpenAIFields, SamplingFields, Strict, TokenIds
 from ramify.server.neutral import CHATS, COMPLETIONS, with_neutral_fields
+from ramify.text.tools.tool_use import MAX_TOOLS
 
 _TEXT = {"type": "string"}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_FUNCTION_NAME = {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$"}
+_TOOL_CALL = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "id": _TEXT,
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name", "arguments"],
+            "properties": {"name": _FUNCTION_NAME, "arguments": {"anyOf": [_TEXT, {"type": "object"}]}},
+        },
+    },
+}
 
 
 def _prompts(given: object) -> list[str | list[int]]:
@@ -55,7 +70,7 @@ Messages = Annotated[
             "minItems": 1,
             "items": {
                 "type": "object",
-                "required": ["role", "content"],
+                "required": ["role"],
                 "properties": {
                     "role": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
                     "content": {
@@ -69,10 +84,62 @@ Messages = Annotated[
                                     "properties": {"type": {"const": "text"}, "text": _TEXT},
                                 },
                             },
+                            {"type": "null"},
                         ]
+                    },
+                    "tool_calls": {"type": "array", "items": _TOOL_CALL},
+                    "tool_call_id": _TEXT,
+                },
+            },
+        }
+    ),
+]
+# So does the code that hands tools to it.
+Tools = Annotated[
+    list[Any],
+    WithJsonSchema(
+        {
+            "type": "array",
+            "maxItems": MAX_TOOLS,
+            "items": {
+                "type": "object",
+                "required": ["type", "function"],
+                "properties": {
+                    "type": {"const": "function"},
+                    "function": {
+                        "type": "object",
+                        "required": ["name"],
+                        "properties": {
+                            "name": _FUNCTION_NAME,
+                            "description": _TEXT,
+                            "parameters": {"type": "object"},
+                            "strict": {"type": "boolean"},
+                        },
                     },
                 },
             },
+        }
+    ),
+]
+ToolChoice = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": ["none", "auto", "required", None]},
+                {
+                    "type": "object",
+                    "required": ["type", "function"],
+                    "properties": {
+                        "type": {"const": "function"},
+                        "function": {
+                            "type": "object",
+                            "required": ["name"],
+                            "properties": {"name": _FUNCTION_NAME},
+                        },
+                    },
+                },
+            ]
         }
     ),
 ]
@@ -133,6 +200,11 @@ class ChatCompletionRequest(OpenAIFields):
     add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn (default true).")
     chat_template: str | None = Field(None, description="Another template; only where the server allows it.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables the template reads.")
+    tools: Tools | None = Field(None, description="Functions that the model may call, if its template knows tools.")
+    tool_choice: ToolChoice = Field(
+        None, description="Whether one is called: `none`, `auto`, `required`, or a function by name (default: auto)."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="Whether several may be called (default true).")
     theta_messages: Messages | None = Field(
         None, description="A mixture of two models: the conversation that the student sees instead."
     )
@@ -194,13 +266,15 @@ class TokenizeRequest(Strict):
     add_special_tokens: bool | None = Field(None, description="Whether BOS and the like are added (a prompt: true).")
     add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn (default true).")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables the template reads.")
+    tools: Tools | None = Field(None, description="Functions that the model may call; they go with messages.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("one of prompt and messages must be given")
-        if self.messages is None and (self.add_generation_prompt is not None or self.chat_template_kwargs is not None):
-            raise ValueError("add_generation_prompt and chat_template_kwargs go with messages")
+        of_chats = (self.add_generation_prompt, self.chat_template_kwargs, self.tools)
+        if self.messages is None and any(each is not None for each in of_chats):
+            raise ValueError("add_generation_prompt, chat_template_kwargs and tools go with messages")
         return self
 
 

@@ -106,13 +106,26 @@ class ChatLogprobs(Reply):
     refusal: None = None
 
 
+class CalledFunction(Reply):
+    name: str
+    arguments: str = Field(description="A JSON object, as text.")
+
+
+class ToolCall(Reply):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(Reply):
     role: Literal["assistant"]
-    content: str
+    content: str | None = Field(description="Null where there is nothing beside tool calls.")
     refusal: None = None
+    tool_calls: list[ToolCall] | None = Field(None, description="The tools that the model calls, if it calls any.")
 
 
 class ChatChoice(Choice):
+    finish_reason: Literal["stop", "length", "tool_calls"] | None  # type: ignore[assignment]
     message: ChatMessage
     logprobs: ChatLogprobs | None
 

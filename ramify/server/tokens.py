@@ -16,6 +16,7 @@ from ramify.server.preparing import prepared
 from ramify.server.protocol import DetokenizeRequest, TokenizeRequest
 from ramify.server.replies import DetokenizeReply, ModelCard, ModelList, TokenizeReply, TokenizerInfo
 from ramify.server.service import ServedModel, Service
+from ramify.text.tools.tool_use import ToolUse
 
 
 def model_routes(service: Service) -> APIRouter:
@@ -100,10 +101,12 @@ def _tokens(model: ServedModel, body: TokenizeRequest) -> tuple[list[int], list[
     if body.prompt is not None:
         ids = codec.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
+        use = ToolUse.of(body.tools)
+        variables = body.chat_template_kwargs
         text = codec.render_chat(
             body.messages or [],
             add_generation_prompt=body.add_generation_prompt is not False,
-            chat_template_kwargs=body.chat_template_kwargs,
+            chat_template_kwargs=variables if use is None else use.variables(variables),
         )
         ids = codec.encode(text, add_special_tokens=bool(body.add_special_tokens))
     return ids, list(map(codec.decode_token, ids))

@@ -69,6 +69,8 @@ class ChatTemplate:
 
         A variable that the template does not read is refused, since it would do nothing.
         """
+        if kwargs.get("tools") and "tools" not in self._variables:
+            raise ChatTemplateError("tools are not supported by this model: its chat template has no place for them")
         unknown = sorted(kwargs.keys() - self._variables)
         if unknown:
             known = sorted(self._variables - self._special_tokens.keys() - {"messages", "add_generation_prompt"})

@@ -36,6 +36,19 @@ class TextCodec:
             return None
         return self._compiled(self.tokenizer.chat_template)
 
+    @cached_property
+    def tool_template(self) -> ChatTemplate | None:
+        """The model's own for chats with tools, where it brings one; else the same."""
+        source = self.template_source(with_tools=True)
+        is_own = self.tokenizer is not None and source != self.tokenizer.chat_template
+        return self._compiled(source) if is_own and source is not None else self.chat_template
+
+    def template_source(self, *, with_tools: bool) -> str | None:
+        if self.tokenizer is None:
+            return None
+        of_tools = self.tokenizer.chat_templates.get("tool_use") if with_tools else None
+        return self.tokenizer.chat_template if of_tools is None else of_tools
+
     def _compiled(self, source: str) -> ChatTemplate:
         from ramify.text.chat_template import ChatTemplate  # Jinja takes a tenth of a second to import
 
@@ -96,10 +109,11 @@ class TextCodec:
             raise InvalidInputError(
                 "continue_final_message needs add_generation_prompt to be False: the last turn is open, or a new one is"
             )
-        template = self.chat_template if chat_template is None else self._compiled(chat_template)
+        extra = dict(chat_template_kwargs or {})
+        own = self.tool_template if extra.get("tools") else self.chat_template
+        template = own if chat_template is None else self._compiled(chat_template)
         if template is None:
             raise InvalidInputError("this model has no chat template; use generate with a prompt of your own")
-        extra = dict(chat_template_kwargs or {})
         for name in ("messages", "add_generation_prompt"):
             if name in extra:
                 raise InvalidInputError(f"chat_template_kwargs must not name {name!r}: it has a place of its own")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,8 @@ def validate_messages(messages: object) -> list[dict[str, Any]]:
     """The messages as plain data, each content a text or None; InvalidInputError names what is wrong.
 
     The text parts of one content are joined by line breaks. Only a message with `tool_calls`, or a tool's, may have
-    none. Other keys (name, tool_calls, tool_call_id) are passed on as they are.
+    none. Arguments of its calls that come as JSON text, as in OpenAI's protocol, become objects, which templates write.
+    Other keys (name, tool_call_id) are passed on as they are.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidInputError(f"messages must be a list of messages, not {type(messages).__name__}")
@@ -46,7 +48,28 @@ def _message(message: object, where: str) -> dict[str, Any]:
             raise InvalidInputError(f"{where} has a key that is no text: {shown(key)}")
         place = f"{where}.{key[:_SHOWN_CHARACTERS]}"
         checked[key] = _content(value, place) if key == "content" else plain_data(value, place)
+    if isinstance(calls := checked.get("tool_calls"), list):
+        checked["tool_calls"] = [_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
     return checked
+
+
+def _call(call: Any, where: str) -> Any:
+    """A call with its arguments as an object; whatever else it is, the template may know."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    return {**call, "function": {**function, "arguments": _arguments(function["arguments"], where)}}
+
+
+def _arguments(text: str, where: str) -> dict[str, Any]:
+    place = f"{where}.function.arguments"
+    try:
+        arguments = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        raise InvalidInputError(f"{place} must be a JSON object as text, got {shown(text)}") from None
+    if not isinstance(arguments, dict):
+        raise InvalidInputError(f"{place} must be a JSON object as text, got {shown(text)}")
+    return plain_data(arguments, place)  # type: ignore[no-any-return]
 
 
 def _content(content: object, where: str) -> str | None:

@@ -131,3 +131,48 @@ asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert [done.returncode, done.stdout, done.stderr] == [0, "begun\n", ""]
+
+
+WRITTEN = 'Look: <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+
+
+def writes(llm: AsyncLLM, prompt: str) -> Any:
+    """A processor that makes the model write that after a prompt."""
+    assert llm.tokenizer is not None
+    num_before = len(llm.tokenizer.encode(prompt, add_special_tokens=False))
+    wanted = [*llm.tokenizer.encode(WRITTEN, add_special_tokens=False), min(llm.tokenizer.eos_token_ids)]
+
+    def process(token_ids: list[int], logits: Any) -> Any:
+        kept = wanted[len(token_ids) - num_before]
+        value = logits[kept].clone()
+        logits.fill_(float("-inf"))
+        logits[kept] = value
+        return logits
+
+    return process
+
+
+def test_a_sample_that_has_ended_has_its_tool_calls() -> None:
+    if ENGINE_PROCESS:
+        pytest.skip("callers' processors need the engine in this process")
+
+    async def body(llm: AsyncLLM) -> None:
+        template = "{{ tools | length }}<tool_call>{{ messages[0].content }}"
+        chat: dict[str, Any] = {"tools": [{"type": "function", "function": {"name": "f"}}], "chat_template": template}
+        written = writes(llm, f"1<tool_call>{MESSAGES[0]['content']}")
+        for kind in ("delta", "cumulative", "final_only"):
+            params = SamplingParams(n=2, max_tokens=64, temperature=1, logits_processors=[written], output_kind=kind)
+            outputs = [output async for output in llm.chat(MESSAGES, params, **chat)]
+            calls = [sample.tool_calls for output in outputs for sample in output.outputs if sample.finish_reason]
+            assert {(call.name, call.arguments) for each in calls for call in each or ()} == {("f", '{"a": 1}')}
+            final = await llm.chat(MESSAGES, params, **chat).final()
+            assert [sample.text for sample in final.outputs] == [WRITTEN] * 2
+            assert [len(sample.tool_calls or ()) for sample in final.outputs] == [1, 1]
+        none = await llm.chat(MESSAGES, SamplingParams(max_tokens=2)).final()
+        assert none.outputs[0].tool_calls is None
+        with pytest.raises(ChatTemplateError, match="tools are not supported by this model"):
+            llm.chat(MESSAGES, tools=chat["tools"])
+        with pytest.raises(InvalidInputError, match="tool_choice must be 'none', 'auto'"):
+            llm.chat(MESSAGES, tools=chat["tools"], tool_choice="perhaps")
+
+    run(body)

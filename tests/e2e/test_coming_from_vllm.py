@@ -71,6 +71,9 @@ def test_chat_takes_a_template_and_what_it_reads(llm: LLM) -> None:
     greedy = SamplingParams(temperature=0, max_tokens=1)
     [output] = llm.chat(MESSAGES, greedy, chat_template=template, tools=[{"name": "map"}], use_tqdm=False)
     assert output.prompt == "map: What is the capital of France?"
+    assert output.outputs[0].tool_calls is None, "a template that shows no format"
+    [output] = llm.chat(MESSAGES, greedy, chat_template=template + "<tool_call>", tools=[{"name": "f"}], use_tqdm=False)
+    assert output.outputs[0].tool_calls == ()
 
 
 def test_prompts_as_vllm_has_them(llm: LLM) -> None:
