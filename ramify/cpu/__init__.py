@@ -8,7 +8,8 @@ device/torch_attention.py).
     compiler.py           sources -> a library in the user's cache
     prebuilt.py           sources -> libraries in a wheel
     library.py            the library's functions, with types
-    panels.py             weights in panels              products.cpp, panel_tiles.h, int8_tiles.h, formats.h
+    panels.py             weights in panels              products.cpp, panel_tiles.h, formats.h
+                                                         fixed_tiles.h, int8_tiles.h, byte_products.h
     attention_items.py    a step's list of work          attention.cpp, attention_one.h, attention_many.h
     cores.py              how many threads               threads.cpp (chunks that threads share)
     cpu_layers.py         a decoder, layer by layer      rows.cpp (norms, rotary positions, writing keys and values)

@@ -28,12 +28,12 @@ from ramify.models.decoder import Decoder, Layer
 
 
 class _Products:
-    def __init__(self, packing: PanelPacking, layer: Layer) -> None:
+    def __init__(self, packing: PanelPacking, layer: Layer, *, batch_invariant: bool) -> None:
         self.layer = layer
-        self.qkv = packing.product(layer.qkv)
-        self.output = packing.product(layer.output)
-        self.gate_up = packing.product(layer.gate_up, gated=True)
-        self.down = packing.product(layer.down)
+        self.qkv = packing.product(layer.qkv, batch_invariant=batch_invariant)
+        self.output = packing.product(layer.output, batch_invariant=batch_invariant)
+        self.gate_up = packing.product(layer.gate_up, gated=True, batch_invariant=batch_invariant)
+        self.down = packing.product(layer.down, batch_invariant=batch_invariant)
 
 
 class CpuLayers:
@@ -56,8 +56,8 @@ class CpuLayers:
         self.sharing = NO_SHARING if batch_invariant else sharing
         self._library = library
         self._attention = CpuAttention(library, pool, decoder.arch.num_heads, alike=batch_invariant)
-        self._layers = [_Products(decoder.packing, layer) for layer in decoder.layers]
-        self._head = decoder.packing.product(decoder.head)
+        self._layers = [_Products(decoder.packing, layer, batch_invariant=batch_invariant) for layer in decoder.layers]
+        self._head = decoder.packing.product(decoder.head, batch_invariant=batch_invariant)
         self._buffers: dict[str, Tensor] = {}
 
     def prepare(self, reads: Reads) -> None:

@@ -14,7 +14,9 @@
 //     weight(eight, i, scale)       one of those, as a vector of numbers
 //     HOLDS_INTEGERS                whether it multiplies integers too (int8_tiles.h), and then
 //     NUMBER_BITS, KINDS            bits of an integer; 2 where a Scale has a minimum, else 1
-//     OFFSET, bytes(unit, k, to)    the same weights as bytes, OFFSET larger
+//     unit_scale(unit, part)        the part of a Scale that all runs of a unit share
+//     HAS_FACTORS, factors(…)       whether each run has factors for it, and those: integers, as a Scale
+//     OFFSET, bytes(eight, odd)     a lane's four weights at even places, or at odd ones, as bytes, OFFSET larger
 //
 // or, where weights are numbers already, with units of one weight and weight(unit, part) alone.
 //
@@ -25,10 +27,6 @@
 #include <cstring>
 
 #include "vectors.h"
-
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
 
 // Whether products of integers take weights as bytes from 0 to 255; else those of eight bits are -128 to 127.
 #if defined(__AVX512VNNI__) || (!defined(__AVX512F__) && defined(__AVXVNNI__))
@@ -83,39 +81,25 @@ static inline Integers selected(int32_t mask, Integers one, Integers other) {
 #endif
 }
 
-// Bytes to the `BITS` lowest bits of each, close together: 8 x 8 bits -> 8 x BITS bits.
-template <int BITS>
-static inline uint32_t squeezed(const int8_t* bytes) {
+// The lowest four bits of eight bytes, close together.
+static inline uint32_t low_bits(const int8_t* bytes) {
     uint64_t bits;
     memcpy(&bits, bytes, 8);
-    bits &= 0x0101010101010101 * ((1 << BITS) - 1);
-    bits = (bits | bits >> (8 - BITS)) & 0x0001000100010001 * ((1 << 2 * BITS) - 1);
-    bits = (bits | bits >> (16 - 2 * BITS)) & 0x0000000100000001 * ((1ull << 4 * BITS) - 1);
-    return static_cast<uint32_t>(bits | bits >> (32 - 4 * BITS));
+    bits &= 0x0f0f0f0f0f0f0f0f;
+    bits = (bits | bits >> 4) & 0x00ff00ff00ff00ff;
+    bits = (bits | bits >> 8) & 0x0000ffff0000ffff;
+    return static_cast<uint32_t>(bits | bits >> 16);
 }
 
-// Bytes 0, 2, 4 and 6 of every column, by byte and then column, side by side, and OFFSET larger.
-template <int OFFSET>
-static inline void gather_bytes(const uint8_t* from, uint8_t* to) {
-#if defined(__SSE2__)
-    for (long column = 0; column + 16 <= TILE_COLUMNS; column += 16) {
-        __m128i rows[4];
-        for (int i = 0; i < 4; ++i) {
-            rows[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 2 * i * TILE_COLUMNS + column));
-            if (OFFSET) rows[i] = _mm_xor_si128(rows[i], _mm_set1_epi8(static_cast<char>(OFFSET)));
-        }
-        const __m128i low[2] = {_mm_unpacklo_epi8(rows[0], rows[1]), _mm_unpackhi_epi8(rows[0], rows[1])};
-        const __m128i high[2] = {_mm_unpacklo_epi8(rows[2], rows[3]), _mm_unpackhi_epi8(rows[2], rows[3])};
-        __m128i* out = reinterpret_cast<__m128i*>(to + 4 * column);
-        for (int half = 0; half < 2; ++half) {
-            _mm_storeu_si128(out + 2 * half, _mm_unpacklo_epi16(low[half], high[half]));
-            _mm_storeu_si128(out + 2 * half + 1, _mm_unpackhi_epi16(low[half], high[half]));
-        }
-    }
-    if constexpr (TILE_COLUMNS % 16 == 0) return;
-#endif
-    for (long column = 0; column < TILE_COLUMNS; ++column)
-        for (int i = 0; i < 4; ++i) to[4 * column + i] = from[2 * i * TILE_COLUMNS + column] ^ OFFSET;
+// The next COUNT bits of eight bytes: of two neighbours side by side in a byte of the result.
+template <int COUNT>
+static inline uint32_t upper_bits(const int8_t* bytes) {
+    uint64_t bits;
+    memcpy(&bits, bytes, 8);
+    bits = bits >> 4 & 0x0101010101010101 * ((1 << COUNT) - 1);
+    bits = (bits | bits >> (8 - COUNT)) & 0x00ff00ff00ff00ff;
+    bits = (bits | bits >> 8) & 0x0000ffff0000ffff;
+    return static_cast<uint32_t>(bits | bits >> 16);
 }
 
 // -- weights that are numbers already -------------------------------------------------------------------------
@@ -158,9 +142,10 @@ struct Block {
 // In a unit: scales (float16, by column), minima (float16), the runs' factors of scales (bytes, by run, then column),
 // of minima, and then for every 32 weights of the columns
 //
-//     8 bits         bytes, by weight, then column
+//     8 bits         words of 4 weights, by weight / 8, then whether those at even places or at odd ones, then column
 //     4, 5, 6 bits   words of 8 weights' low four bits, by weight / 8, then column; words of all 32 fifth bits, or
-//                    of 16 weights' upper two bits
+//                    of 16 weights' upper two bits: those of weights 0 and 1 lie in the first byte, of 2 and 3 in the
+//                    second, and so on; those of the next eight weights beside them
 template <int BITS, bool IS_SIGNED, bool HAS_MINIMUM, long RUNS = 1>
 struct Quantised {
     static constexpr long UNIT = RUNS > 1 ? 256 : 32, RUN = UNIT / RUNS, KINDS = HAS_MINIMUM ? 2 : 1;
@@ -168,30 +153,50 @@ struct Quantised {
     static constexpr long NUMBERS = FACTORS + (RUNS > 1 ? RUNS * KINDS * TILE_COLUMNS : 0);
     static constexpr long LOW_BYTES = BITS == 8 ? 32 : 16, GROUP_BYTES = 4 * BITS * TILE_COLUMNS;  // of 32 weights
     static constexpr long UNIT_BYTES = NUMBERS + UNIT / 32 * GROUP_BYTES;
-    static constexpr bool IN_TWO_WORDS = BITS == 5 || BITS == 6, HOLDS_INTEGERS = true;
+    static constexpr bool IN_TWO_WORDS = BITS == 5 || BITS == 6, HOLDS_INTEGERS = true, HAS_FACTORS = RUNS > 1;
     static constexpr int NUMBER_BITS = BITS;
-    static constexpr int UPPER = BITS - 4;  // bits that are not with the lowest four
+    static constexpr int UPPER = BITS - 4;                 // bits that are not with the lowest four
+    static constexpr long SHARING = UPPER == 1 ? 32 : 16;  // weights that share a word of those
+
+    // Where the upper bits of the i-th of eight weights lie.
+    static constexpr int upper_at(int i) { return i / 2 * 8 + i % 2 * UPPER; }
 
     struct Scale {
         Vector scale, minimum;
     };
 
     struct Eight {
-        const uint8_t* bytes;  // of 8 bits
-        Integers low, upper;   // of fewer: the upper bits are shifted so that the first weight's are the lowest
+        // Of 8 bits: the weights at even places, and those at odd ones. Of fewer: their lowest four bits, and the
+        // others, shifted so that the first weight's are the lowest.
+        Integers low, upper;
     };
 
-    static inline Scale scale(const uint8_t* unit, long run, long part) {
+    // What all runs of a unit share; a run's own factors, by which these are multiplied.
+    static inline Scale unit_scale(const uint8_t* unit, long part) {
         const long column = part * WIDTH;
         Scale found{load_halves(unit + 2 * column), Vector{}};
         if constexpr (HAS_MINIMUM) found.minimum = load_halves(unit + 2 * (TILE_COLUMNS + column));
+        if constexpr (HAS_MINIMUM && RUNS > 1) found.minimum = -found.minimum;
+        return found;
+    }
+
+    static inline Scale factors(const uint8_t* unit, long run, long part) {
+        Scale found{};
         if constexpr (RUNS > 1) {
-            const uint8_t* factors = unit + FACTORS + run * TILE_COLUMNS + column;
-            found.scale *= __builtin_convertvector(load_integers<int8_t>(factors), Vector);
-            if constexpr (HAS_MINIMUM) {
-                factors += RUNS * TILE_COLUMNS;
-                found.minimum = -(found.minimum * __builtin_convertvector(load_integers<int8_t>(factors), Vector));
-            }
+            const uint8_t* factors = unit + FACTORS + run * TILE_COLUMNS + part * WIDTH;
+            found.scale = __builtin_convertvector(load_integers<int8_t>(factors), Vector);
+            factors += RUNS * TILE_COLUMNS;
+            if constexpr (HAS_MINIMUM) found.minimum = __builtin_convertvector(load_integers<int8_t>(factors), Vector);
+        }
+        return found;
+    }
+
+    static inline Scale scale(const uint8_t* unit, long run, long part) {
+        Scale found = unit_scale(unit, part);
+        if constexpr (RUNS > 1) {
+            const Scale own = factors(unit, run, part);
+            found.scale *= own.scale;
+            if constexpr (HAS_MINIMUM) found.minimum *= own.minimum;
         }
         return found;
     }
@@ -201,14 +206,14 @@ struct Quantised {
         const long inside = k % 32, column = part * WIDTH;
         Eight found{};
         if constexpr (BITS == 8) {
-            found.bytes = group + inside * TILE_COLUMNS + column;
+            found.low = load_integers<int32_t>(group + (inside * TILE_COLUMNS) + column * 4);
+            found.upper = load_integers<int32_t>(group + ((inside + 4) * TILE_COLUMNS) + column * 4);
         } else {
             found.low = load_integers<int32_t>(group + (inside / 8 * TILE_COLUMNS + column) * 4);
             const uint8_t* upper = group + LOW_BYTES * TILE_COLUMNS + column * 4;
-            if constexpr (BITS == 5) found.upper = load_integers<int32_t>(upper) >> static_cast<int>(inside);
-            if constexpr (BITS == 6) {
-                upper += inside / 16 * TILE_COLUMNS * 4;
-                found.upper = load_integers<int32_t>(upper) >> static_cast<int>(inside % 16 * 2);
+            if constexpr (UPPER > 0) {
+                upper += inside / SHARING * TILE_COLUMNS * 4;
+                found.upper = load_integers<int32_t>(upper) >> static_cast<int>(inside % SHARING / 8 * 2 * UPPER);
             }
         }
         return found;
@@ -216,7 +221,7 @@ struct Quantised {
 
     static inline Vector number(const Eight& eight, int i) {
         if constexpr (BITS == 8) {
-            return __builtin_convertvector(load_integers<int8_t>(eight.bytes + i * TILE_COLUMNS), Vector);
+            return __builtin_convertvector(((i % 2 ? eight.upper : eight.low) << (24 - i / 2 * 8)) >> 24, Vector);
         } else if constexpr (BITS == 4 && WIDTH == 16) {  // the lowest four bits choose from a table
             Vector table{};
             for (int lane = 0; lane < WIDTH; ++lane) table[lane] = IS_SIGNED && lane > 7 ? lane - 16 : lane;
@@ -225,14 +230,15 @@ struct Quantised {
             Vector first{}, second{};
             for (int lane = 0; lane < WIDTH; ++lane)
                 first[lane] = lane, second[lane] = IS_SIGNED ? lane - 16 : lane + 16;
-            return __builtin_shuffle(first, second, selected(15, eight.low >> (4 * i), shifted(eight.upper, 4 - i)));
+            return __builtin_shuffle(first, second,
+                                     selected(15, eight.low >> (4 * i), shifted(eight.upper, 4 - upper_at(i))));
         } else {
             // The number's bits to the top of the word, upper ones from one word and lower ones from the other; then
             // down again, which drops what lies below and spreads the sign.
             Integers top = shifted(eight.low, 32 - BITS - 4 * i);
             if constexpr (UPPER > 0) {
                 constexpr int32_t MASK = static_cast<int32_t>(~0u << (32 - UPPER));
-                top = selected(MASK, shifted(eight.upper, 32 - UPPER - UPPER * i), top);
+                top = selected(MASK, shifted(eight.upper, 32 - UPPER - upper_at(i)), top);
             }
             if constexpr (IS_SIGNED) return __builtin_convertvector(top >> (32 - BITS), Vector);
             typedef uint32_t Bits __attribute__((vector_size(WIDTH * 4)));
@@ -247,32 +253,17 @@ struct Quantised {
 
     static constexpr int OFFSET = !IS_SIGNED || (BITS == 8 && !UNSIGNED_BYTES) ? 0 : 1 << (BITS - 1);
 
-    // Weights k .. k + 7 of all columns of a panel -> to (2, TILE_COLUMNS, 4): those that stand at even places, then
-    // the others.
-    static inline void bytes(const uint8_t* unit, long k, uint8_t* to) {
+    static inline Integers bytes(const Eight& eight, int odd) {
+        Integers four{};
         if constexpr (BITS == 8) {
-            const uint8_t* from = unit + NUMBERS + k / 32 * GROUP_BYTES + k % 32 * TILE_COLUMNS;
-            gather_bytes<OFFSET>(from, to);
-            gather_bytes<OFFSET>(from + TILE_COLUMNS, to + 4 * TILE_COLUMNS);
+            four = odd ? eight.upper : eight.low;
         } else {
-#pragma GCC unroll 8
-            for (long part = 0; part < TILE_VECTORS; ++part) {
-                const Eight found = eight(unit, k, part);
-#pragma GCC unroll 2
-                for (int odd = 0; odd < 2; ++odd) {
-                    Integers four = (found.low >> (4 * odd)) & 0x0f0f0f0f;
-                    if constexpr (BITS == 5)  // bits 0, 2, 4, 6 to the fifth of each byte; what else comes is dropped
-                        four |= ((found.upper >> odd) & 0x55) * 0x00410410 & 0x10101010;
-                    if constexpr (BITS == 6) {
-                        Integers pairs = (found.upper >> (2 * odd)) & 0x3333;
-                        pairs = (pairs | pairs << 8) & 0x00330033;
-                        four |= (pairs << 4 | pairs << 8) & 0x30303030;
-                    }
-                    if constexpr (OFFSET) four ^= OFFSET * 0x01010101;
-                    memcpy(to + (odd * TILE_COLUMNS + part * WIDTH) * 4, &four, sizeof(four));
-                }
-            }
+            four = (eight.low >> (4 * odd)) & 0x0f0f0f0f;
+            if constexpr (UPPER > 0)
+                four |= shifted(eight.upper, 4 - UPPER * odd) & static_cast<int32_t>(((1 << UPPER) - 1) * 0x10101010u);
         }
+        if constexpr (OFFSET) four ^= static_cast<int32_t>(OFFSET * 0x01010101u);
+        return four;
     }
 
     static void put_block(const Block& block, uint8_t* unit, long column) {
@@ -290,16 +281,15 @@ struct Quantised {
     // One column's 32 numbers into their group.
     static void put_numbers(const int8_t* numbers, uint8_t* group, long column) {
         if constexpr (BITS == 8) {
-            for (long k = 0; k < 32; ++k) group[k * TILE_COLUMNS + column] = numbers[k];
+            for (long k = 0; k < 32; ++k)
+                group[(k / 8 * 2 + k % 2) * 4 * TILE_COLUMNS + column * 4 + k % 8 / 2] = numbers[k];
         } else {
             uint32_t upper[2] = {};
             for (long k = 0; k < 32; k += 8) {
-                const uint32_t low = squeezed<4>(numbers + k);
+                const uint32_t low = low_bits(numbers + k);
                 memcpy(group + (k / 8 * TILE_COLUMNS + column) * 4, &low, 4);
-                int8_t above[8];
-                for (long i = 0; i < 8; ++i) above[i] = numbers[k + i] >> 4;
-                if constexpr (BITS == 5) upper[0] |= squeezed<1>(above) << k;
-                if constexpr (BITS == 6) upper[k / 16] |= squeezed<2>(above) << (k % 16 * 2);
+                if constexpr (UPPER > 0)
+                    upper[k / SHARING] |= upper_bits<UPPER>(numbers + k) << (k % SHARING / 8 * 2 * UPPER);
             }
             for (long word = 0; word < UPPER; ++word)
                 memcpy(group + (LOW_BYTES + 4 * word) * TILE_COLUMNS + column * 4, &upper[word], 4);
@@ -458,10 +448,12 @@ struct Grouped {
     static constexpr long UNIT = WEIGHTS, RUN = WEIGHTS, BLOCK_BYTES = 4 + WEIGHTS * BITS / 8;
     static constexpr long ZEROS = Numbers::NUMBERS + UNIT / 32 * Numbers::GROUP_BYTES;
     static constexpr long UNIT_BYTES = ZEROS + TILE_COLUMNS, KINDS = 2;
-    static constexpr bool IN_TWO_WORDS = false, HOLDS_INTEGERS = true;
+    static constexpr bool IN_TWO_WORDS = false, HOLDS_INTEGERS = true, HAS_FACTORS = false;
     static constexpr int NUMBER_BITS = BITS, OFFSET = Numbers::OFFSET;
 
-    static inline Scale scale(const uint8_t* unit, long, long part) {
+    static inline Scale scale(const uint8_t* unit, long, long part) { return unit_scale(unit, part); }
+
+    static inline Scale unit_scale(const uint8_t* unit, long part) {
         const Vector scale = load_halves(unit + 2 * part * WIDTH);
         const Integers zero = load_integers<int8_t>(unit + ZEROS + part * WIDTH);
         return {scale, -(scale * __builtin_convertvector(zero, Vector))};
@@ -469,7 +461,7 @@ struct Grouped {
 
     static inline Eight eight(const uint8_t* unit, long k, long part) { return Numbers::eight(unit, k, part); }
 
-    static inline void bytes(const uint8_t* unit, long k, uint8_t* to) { Numbers::bytes(unit, k, to); }
+    static inline Integers bytes(const Eight& eight, int odd) { return Numbers::bytes(eight, odd); }
 
     static inline Vector weight(const Eight& eight, int i, const Scale& scale) {
         return Numbers::number(eight, i) * scale.scale + scale.minimum;

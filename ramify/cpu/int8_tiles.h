@@ -9,7 +9,7 @@
 // Weights come as bytes that are OFFSET larger: OFFSET * sum(numbers of x) is where their sum begins, below zero.
 #pragma once
 
-#include "formats.h"
+#include "byte_products.h"
 
 constexpr long INT8_BLOCK = 32;          // numbers of x that share a scale
 constexpr long TOTALLED = 16;            // numbers of x whose sum is kept: the shortest run of weights
@@ -116,78 +116,18 @@ static inline void unpack_bytes(const uint8_t* panel, long begin, long end, Unpa
         }
 #pragma GCC unroll 4
         for (long k = 0; k < SUMMED<Format>; k += 8)
-            Format::bytes(unit, inside + k, to.bytes + (first - begin + k) * TILE_COLUMNS);
+#pragma GCC unroll 8
+            for (long part = 0; part < TILE_VECTORS; ++part) {
+                const auto eight = Format::eight(unit, inside + k, part);
+#pragma GCC unroll 2
+                for (int odd = 0; odd < 2; ++odd) {
+                    const Integers four = Format::bytes(eight, odd);
+                    memcpy(to.bytes + (first - begin + k + 4 * odd) * TILE_COLUMNS + part * WIDTH * 4, &four,
+                           sizeof(four));
+                }
+            }
     }
 }
-
-// -- sums of four products of bytes in every lane --------------------------------------------------------------
-
-static inline Integers broadcast_integer(int32_t value) { return value - Integers{}; }
-
-#if defined(__AVX512VNNI__) || (!defined(__AVX512F__) && defined(__AVXVNNI__))
-#define RAMIFY_PAIRS 0  // one instruction does it
-
-template <int BITS>
-static inline Integers add_products(Integers sum, Integers weights, Integers numbers) {
-#if defined(__AVX512VNNI__)
-    return (Integers)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)numbers);
-#else
-    return (Integers)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights, (__m256i)numbers);
-#endif
-}
-
-#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
-#define RAMIFY_PAIRS 1  // sums of two products in 16 bits, some of which are added up before they become 32
-
-// How many fit without saturating: with four bits 8 x 2 x 15 x 127 = 30,480, with eight 2 x 128 x 127 = 32,512.
-template <int BITS>
-constexpr int STEPS_IN_16_BITS = BITS == 4   ? 8
-                                 : BITS == 5 ? 4
-                                 : BITS == 6 ? 2
-                                             : 1;
-
-// Of signed weights the magnitudes, and of x what their signs make of it: the first must be unsigned.
-template <int BITS>
-static inline Integers pairs(Integers weights, Integers numbers) {
-#if defined(__AVX512BW__)
-    if constexpr (BITS == 8) {
-        const __mmask64 negative = _mm512_movepi8_mask((__m512i)weights);
-        const __m512i same = _mm512_mask_sub_epi8((__m512i)numbers, negative, __m512i{}, (__m512i)numbers);
-        return (Integers)_mm512_maddubs_epi16(_mm512_abs_epi8((__m512i)weights), same);
-    }
-    return (Integers)_mm512_maddubs_epi16((__m512i)weights, (__m512i)numbers);
-#else
-    if constexpr (BITS == 8) {
-        const __m256i same = _mm256_sign_epi8((__m256i)numbers, (__m256i)weights);
-        return (Integers)_mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)weights), same);
-    }
-    return (Integers)_mm256_maddubs_epi16((__m256i)weights, (__m256i)numbers);
-#endif
-}
-
-typedef int16_t Shorts __attribute__((vector_size(WIDTH * 4)));
-
-static inline Integers add_pairs(Integers sum, Shorts pairs) {
-#if defined(__AVX512BW__)
-    return sum + (Integers)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1));
-#else
-    return sum + (Integers)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1));
-#endif
-}
-
-#else
-#define RAMIFY_PAIRS 0
-
-template <int BITS>
-static inline Integers add_products(Integers sum, Integers weights, Integers numbers) {
-    for (int byte = 0; byte < 4; ++byte) {
-        const Integers top = weights << (24 - 8 * byte), number = (numbers << (24 - 8 * byte)) >> 24;
-        sum += (BITS == 8 ? top >> 24 : (weights >> (8 * byte)) & 127) * number;
-    }
-    return sum;
-}
-
-#endif
 
 // -- products ---------------------------------------------------------------------------------------------------
 

@@ -29,10 +29,12 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "pack": ([_LONG] + [_POINTER] * 2 + [_LONG] * 3, None),
     # format, panels, rows, out, count, depth, threads
     "unpack_rows": ([_LONG] + [_POINTER] * 3 + [_LONG] * 3, None),
-    # rows, depth
-    "int8_rows_size": ([_LONG] * 2, _LONG),
-    # x, parts, num_parts, out, rows, depth, columns, ending, memory for rows as integers or null, threads
-    "multiply_packed": ([_POINTER] * 2 + [_LONG, _POINTER] + [_LONG] * 4 + [_POINTER, _LONG], None),
+    # format
+    "most_fixed_rows": ([_LONG], _LONG),
+    # form, rows, depth
+    "rows_size": ([_LONG] * 3, _LONG),
+    # x, parts, num_parts, out, rows, depth, columns, ending, form, memory for rows in that form or null, threads
+    "multiply_packed": ([_POINTER] * 2 + [_LONG, _POINTER] + [_LONG] * 5 + [_POINTER, _LONG], None),
     # x, weight, epsilon, out, rows, columns, threads
     "norm": ([_POINTER] * 2 + [_DOUBLE, _POINTER] + [_LONG] * 3, None),
     # qkv, cosines, sines, query_norm, key_norm, epsilon, slots, pool, rows, heads, kv_heads, head_dim, threads
@@ -58,7 +60,8 @@ class Library:
         self.panels_size = functions.panels_size
         self.pack = functions.pack
         self.unpack_rows = functions.unpack_rows
-        self.int8_rows_size = functions.int8_rows_size
+        self.most_fixed_rows = functions.most_fixed_rows
+        self.rows_size = functions.rows_size
         self.multiply_packed = functions.multiply_packed
         self.norm = functions.norm
         self.rotate_and_write = functions.rotate_and_write

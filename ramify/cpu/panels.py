@@ -9,8 +9,14 @@ piece at a time into the cache. The numbers are those that dequantising gives, b
 
 A gated weight is two, gate and up: a tile of each is multiplied, and silu(gate) * up goes to the output.
 
-With int8 activations, products with quantised weights are made of integers (int8_tiles.h): rows of x become integers
-too, in blocks of 32. That is faster, and no longer the dequantised model; a row still does not depend on others.
+Where weights are integers and scales, rows of x take the form in which they are multiplied fastest:
+    FIXED   fixed-point numbers of 24 bits (fixed_tiles.h): sums of integers are exact, so a product is nearer to the true
+            one than a sum of float32. With AVX-512's or AVX's byte products for any number of rows, with AVX2 for the
+            first few.
+    INT8    with int8 activations, integers of 8 bits in blocks of 32 (int8_tiles.h). That is faster, and no longer the
+            dequantised model.
+Whatever the form, a row does not depend on others; with AVX2 its last bits depend on how many there are, except for
+`batch_invariant`.
 """
 
 from __future__ import annotations
@@ -32,6 +38,14 @@ class Ending(IntEnum):
     PLAIN = 0
     ADD = 1  # to what the output holds
     GATED = 2  # silu(first part) * second part
+
+
+class Form(IntEnum):
+    """Of rows that are multiplied by integers; as in products.cpp."""
+
+    NUMBERS = 0
+    FIXED = 1
+    INT8 = 2
 
 
 class Panels:
@@ -82,15 +96,18 @@ class Panels:
 ROWS_PER_THREAD = 16  # with fewer, one thread is done before a second has woken up
 
 
-class Int8Rows:
-    """Memory for a product's rows as integers, kept from one product to the next; one thread at a time."""
+EVERY = 1 << 40  # any number of rows; as in fixed_tiles.h
+
+
+class RowMemory:
+    """Memory for a product's rows in another form, kept from one product to the next; one thread at a time."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
         self._memory = torch.empty(0, dtype=torch.uint8)
 
-    def address(self, rows: int, depth: int) -> int:
-        size = self._library.int8_rows_size(rows, depth)
+    def address(self, form: Form, rows: int, depth: int) -> int:
+        size = self._library.rows_size(form, rows, depth)
         if len(self._memory) < size:
             self._memory = torch.empty(size, dtype=torch.uint8)
         return self._memory.data_ptr()
@@ -100,10 +117,20 @@ class Product:
     """A linear layer's parts as the kernels read them."""
 
     def __init__(
-        self, library: Library, linear: Linear, *, gated: bool = False, int8_rows: Int8Rows | None = None
+        self,
+        library: Library,
+        linear: Linear,
+        memory: RowMemory | None = None,
+        *,
+        gated: bool = False,
+        int8: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         self._library = library
-        self._int8_rows = int8_rows
+        self._memory = RowMemory(library) if memory is None else memory
+        self._int8 = int8
+        self._batch_invariant = batch_invariant
+        self._most_fixed_rows = 0
         self._has_integers = False
         self._linear = linear
         self._gated = gated
@@ -124,6 +151,7 @@ class Product:
             self._made_of = self._linear.times_packed
         if self._order is not None:
             x = x.index_select(1, self._order)
+        form = self._form(len(x))
         self._library.multiply_packed(
             x.data_ptr(),
             self._table.data_ptr(),
@@ -133,9 +161,15 @@ class Product:
             self._depth,
             self._columns,
             ending,
-            self._int8_rows.address(*x.shape) if self._int8_rows is not None and self._has_integers else None,
+            form,
+            None if form is Form.NUMBERS else self._memory.address(form, *x.shape),
             self._library.threads,
         )
+
+    def _form(self, rows: int) -> Form:
+        if self._int8 and self._has_integers:
+            return Form.INT8
+        return Form.FIXED if rows <= self._most_fixed_rows else Form.NUMBERS
 
     def _parts(self) -> Tensor:
         """int64 (parts, 4): format, address of panels, address of the bias or 0, outputs."""
@@ -145,10 +179,14 @@ class Product:
         self._order = first.order
         rows = []
         self._has_integers = False
+        self._most_fixed_rows = 0
         for first_row, part in parts:
             assert isinstance(part, Panels)
             assert (part.order is None) == (first.order is None), "all parts multiply columns in one order"
             self._has_integers |= part.stored_in.holds_integers
+            most = self._library.most_fixed_rows(part.stored_in.type_id)
+            if most == EVERY or not self._batch_invariant:
+                self._most_fixed_rows = max(self._most_fixed_rows, most)
             address = 0 if bias is None else bias.data_ptr() + first_row * bias.itemsize
             rows.append((part.stored_in.type_id, part.data.data_ptr(), address, part.num_rows))
         assert sum(row[-1] for row in rows) == len(self._linear.weight), "some rows of the weight were not packed"
@@ -160,11 +198,19 @@ class PanelPacking:
 
     def __init__(self, library: Library, *, dequantize: bool = False, int8_activations: bool = False) -> None:
         self.library = library
-        self.int8_rows = Int8Rows(library) if int8_activations else None
+        self.int8_activations = int8_activations
+        self._memory = RowMemory(library)
         self._dequantize = dequantize
 
     def pack(self, weight: StoredTensor) -> Panels:
         return Panels(self.library, weight.in_float32() if self._dequantize else weight)
 
-    def product(self, linear: Linear, *, gated: bool = False) -> Product:
-        return Product(self.library, linear, gated=gated, int8_rows=self.int8_rows)
+    def product(self, linear: Linear, *, gated: bool = False, batch_invariant: bool = False) -> Product:
+        return Product(
+            self.library,
+            linear,
+            self._memory,
+            gated=gated,
+            int8=self.int8_activations,
+            batch_invariant=batch_invariant,
+        )

@@ -1,4 +1,5 @@
 // x times packed weights, and what becomes of it. See cpu/panels.py for the layout.
+#include "fixed_tiles.h"
 #include "int8_tiles.h"
 #include "panel_tiles.h"
 #include "threads.h"
@@ -6,6 +7,7 @@
 namespace {
 
 enum Ending { PLAIN, ADD, GATED };
+enum Form { NUMBERS, FIXED, INT8 };  // of x, for weights that are integers
 
 struct Part {               // of a weight, as cpu/panels.py writes it: outputs that have one number format
     int64_t format;         // GGML's number
@@ -22,7 +24,8 @@ struct Product {
     float* out;
     long depth, columns;  // of the output
     Ending ending;
-    Int8Rows int8;  // x as integers; null: it is multiplied as it is
+    FixedRows fixed;  // x as fixed-point numbers, or null
+    Int8Rows int8;    // x as integers, or null
 };
 
 // sums (rows, TILE_COLUMNS) = x (rows, depth) * one panel, and the bias.
@@ -34,7 +37,10 @@ void multiply_part(const Product& product, const Part& part, long panel, long fi
         if constexpr (Format::HOLDS_INTEGERS)
             if (product.int8.numbers)
                 return multiply_int8_panel<Format>(product.int8, units, first, rows, product.depth, sums);
-        multiply_panel<Format>(x, units, rows, product.depth, sums);
+        if constexpr (fixed_rows<Format>() > 0)
+            if (product.fixed.blocks)
+                return multiply_fixed_panel<Format>(product.fixed, units, first, rows, product.depth, sums);
+        if constexpr (fixed_rows<Format>() < EVERY) multiply_panel<Format>(x, units, rows, product.depth, sums);
     });
     if (!part.bias) return;
     const long column = panel * TILE_COLUMNS, left = part.columns - column;
@@ -125,24 +131,35 @@ extern "C" void unpack_rows(long format, const uint8_t* panels, const int64_t* r
     });
 }
 
-// How many bytes rows of x take as integers.
-extern "C" long int8_rows_size(long rows, long depth) { return Int8Rows::size(rows, depth); }
+// Up to how many rows of x are to be fixed-point numbers for weights of a format; 0 if they may not be.
+extern "C" long most_fixed_rows(long format) {
+    return with_format(format, [](auto each) { return fixed_rows<decltype(each)>(); });
+}
+
+// How many bytes rows of x take in a form.
+extern "C" long rows_size(long form, long rows, long depth) {
+    return form == FIXED ? FixedRows::size(rows, depth) : form == INT8 ? Int8Rows::size(rows, depth) : 0;
+}
 
 // x (rows, depth) * parts -> out (rows, columns). The parts' columns stand side by side; those of GATED are gate and
-// up. With memory for rows of integers, x becomes such rows first; weights that are numbers see it as it is.
+// up. In another form than NUMBERS, x is first written to `memory` in it; weights that are numbers see it as it is.
 extern "C" void multiply_packed(const float* x, const int64_t* parts, long num_parts, float* out, long rows, long depth,
-                                long columns, long ending, void* int8_memory, long threads) {
+                                long columns, long ending, long form, void* memory, long threads) {
     if (!rows) return;
-    const Int8Rows int8 = int8_memory ? Int8Rows::in(int8_memory, rows, depth) : Int8Rows{};
-    if (int8_memory) {
+    const FixedRows fixed{form == FIXED ? static_cast<FixedBlock*>(memory) : nullptr};
+    const Int8Rows int8 = form == INT8 ? Int8Rows::in(memory, rows, depth) : Int8Rows{};
+    if (form != NUMBERS) {
         const long at_once = 16;  // rows that a thread takes
         for_each_chunk((rows + at_once - 1) / at_once, threads, [&](long chunk, long) {
             for (long row = chunk * at_once; row < rows && row < (chunk + 1) * at_once; ++row)
-                quantise_row(int8, x, row, depth);
+                if (form == FIXED)
+                    make_fixed_row(fixed, x, row, depth);
+                else
+                    quantise_row(int8, x, row, depth);
         });
     }
-    const Product product{x,       reinterpret_cast<const Part*>(parts), out, depth,
-                          columns, static_cast<Ending>(ending),          int8};
+    const Product product{x,       reinterpret_cast<const Part*>(parts), out,   depth,
+                          columns, static_cast<Ending>(ending),          fixed, int8};
     long num_panels = 0;
     for (long part = 0; part < (ending == GATED ? 1 : num_parts); ++part)
         num_panels += product.parts[part].num_panels();

@@ -4,6 +4,10 @@
 #include <cstdint>
 #include <utility>
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 constexpr long WIDTH = 16, TILE_VECTORS = 4;  // 6 x 4 sums, 4 of the right side, 1 of the left: 29 of 32 registers
 #elif defined(__AVX__)
@@ -20,6 +24,17 @@ typedef float Unaligned __attribute__((vector_size(WIDTH * 4), aligned(4), may_a
 static inline Vector load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
 static inline void store(float* to, Vector value) { *reinterpret_cast<Unaligned*>(to) = value; }
 static inline Vector broadcast(float value) { return value - Vector{}; }
+
+// For magnitudes below 2^23. GCC's own conversion goes through single numbers.
+static inline Integers nearest_integers(Vector values) {
+#if defined(__AVX512F__)
+    return (Integers)_mm512_cvtps_epi32((__m512)values);
+#elif defined(__AVX__)
+    return (Integers)_mm256_cvtps_epi32((__m256)values);
+#else
+    return __builtin_convertvector(values + (values < 0.0f ? broadcast(-0.5f) : broadcast(0.5f)), Integers);
+#endif
+}
 
 // Lane l of the result is lane l ^ DISTANCE of the argument.
 template <long DISTANCE>

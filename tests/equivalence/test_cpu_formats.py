@@ -35,13 +35,15 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") i
 STEPS = {name: max(each.block_size, 1) for name, each in EVERY_FORMAT.items()}
 
 
-def _product(packing: PanelPacking, parts: list[StoredTensor], *, gated: bool = False) -> Product:
+def _product(
+    packing: PanelPacking, parts: list[StoredTensor], *, gated: bool = False, batch_invariant: bool = False
+) -> Product:
     linear = Linear(torch.empty(sum(part.shape[0] for part in parts), parts[0].shape[1], device="meta"))
     first = 0
     for part in parts:
         linear.put(first, part, packing)
         first += part.shape[0]
-    return Product(packing.library, linear, gated=gated)
+    return packing.product(linear, gated=gated, batch_invariant=batch_invariant)
 
 
 @pytest.mark.parametrize("name", FORMATS_BY_NAME)
@@ -78,7 +80,7 @@ def test_rows_are_the_numbers_of_their_blocks(library: Library, name: str) -> No
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=40)
-def test_products_are_those_of_float32_bit_for_bit(
+def test_products_are_as_near_to_the_truth_as_those_of_float32(
     library: Library,  # noqa: F811
     *,
     rows: int,
@@ -89,7 +91,7 @@ def test_products_are_those_of_float32_bit_for_bit(
     threads: int,
     seed: int,
 ) -> None:
-    """Parts of several formats, any number of rows: the sums of float32 panels, which other tests hold to the truth."""
+    """Parts of several formats, any number of rows: what float32 panels give, which other tests hold to the truth."""
     outputs = [outputs[0], outputs[0]] if gated else outputs
     depth = steps * max(STEPS[name] for name in names)
     parts = [stored(name, count, depth, seed + index) for index, (name, count) in enumerate(zip(names, outputs))]  # noqa: B905
@@ -102,16 +104,73 @@ def test_products_are_those_of_float32_bit_for_bit(
         for dequantize in (False, True):
             out = torch.empty(rows, outputs[0] if gated else sum(outputs))
             _product(PanelPacking(library, dequantize=dequantize), parts, gated=gated).multiply(x, out, ending)
-            found.append(out)
+            found.append(out.double())
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(*found)
-    if not gated:
-        exact = x.double() @ torch.cat([part.numbers().double() for part in parts]).t()
-        scale = float(
-            x.double().abs().max() * torch.cat([part.numbers().double().abs() for part in parts]).sum(1).max()
-        )
-        assert float((found[0].double() - exact).abs().max()) <= 1e-6 * scale
+    # All that a weight is made of, number * scale and minimum, with magnitudes that may nearly cancel each other.
+    sizes = [_size(x, part) for part in parts]
+    if gated:
+        gate, up = (x.double() @ part.numbers().double().t() for part in parts)
+        size = (sizes[0] * up.abs() + sizes[1] * gate.abs()) + gate.abs() * up.abs()
+        exact = torch.nn.functional.silu(gate) * up
+        assert ((found[0] - exact).abs() <= 4e-6 * size).all()
+    else:
+        size, exact = torch.cat(sizes, 1), x.double() @ torch.cat([part.numbers().double() for part in parts]).t()
+        assert ((found[0] - exact).abs() <= 1e-6 * size).all()
+    assert ((found[0] - found[1]).abs() <= 5e-6 * size).all()
+
+
+def _size(x: torch.Tensor, part: StoredTensor) -> torch.Tensor:
+    weights = part.numbers().double().abs()
+    return x.double().abs().amax(1, keepdim=True) @ (weights.sum(1) + len(weights.T) * weights.amax(1)).unsqueeze(0)
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY_FORMAT if EVERY_FORMAT[name].block_size > 1])
+def test_fixed_point_rows_round_less_than_float32_sums(library: Library, name: str) -> None:  # noqa: F811
+    """Rows with outliers, as hidden states have them: beside float64, one row is off by less than sums of float32."""
+    depth = 6 * max(STEPS[name], 256)
+    weight = stored(name, 200, depth, seed=3)
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(1, depth, generator=generator) * torch.exp(2 * torch.randn(1, depth, generator=generator))
+    exact = x.double() @ weight.numbers().double().t()
+    errors = []
+    for dequantize in (False, True):
+        out = torch.empty(1, 200)
+        _product(PanelPacking(library, dequantize=dequantize), [weight]).multiply(x, out)
+        errors.append(float((out.double() - exact).norm() / exact.norm()))
+    assert errors[0] <= 1.01 * errors[1] + 1e-9, errors
+
+
+def test_a_row_has_the_same_bits_among_others_where_that_is_asked_for(library: Library) -> None:  # noqa: F811
+    names = ["Q4_K", "Q6_K", "Q8_0"]
+    packed = _product(PanelPacking(library), [stored(name, 70, 768, seed=1) for name in names], batch_invariant=True)
+    x = torch.randn(40, 768, generator=torch.Generator().manual_seed(3))
+    together = torch.empty(40, 210)
+    packed.multiply(x, together)
+    for count in (1, 2, 3, 9):
+        some = torch.empty(count, 210)
+        packed.multiply(x[:count].contiguous(), some)
+        assert torch.equal(some, together[:count])
+
+
+def test_rows_at_the_ends_of_the_numbers(library: Library) -> None:  # noqa: F811
+    """Zeros and the smallest numbers give nearly nothing; where an input is no number, no output of its row is one."""
+    packed = _product(PanelPacking(library), [stored("Q4_0", 70, 64, seed=1)])
+    weights = stored("Q4_0", 70, 64, seed=1).numbers()
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(3))
+    x[0], x[1] = 0.0, 1e-44
+    x[2, 40], x[3, 0], x[4, 63] = torch.nan, torch.inf, -torch.inf
+    x[5] = 1e33
+    x[6, 3] = 1e20  # in a block with smaller ones
+    for row in range(8):
+        out = torch.empty(1, 70)
+        packed.multiply(x[row : row + 1].contiguous(), out)
+        if row in (2, 3, 4):
+            assert not out.isfinite().any()
+        else:
+            exact = x[row].double() @ weights.double().t()
+            near = (out[0].double() - exact).abs() <= 1e-6 * x[row].abs().max() * weights.double().abs().sum(1) + 1e-30
+            assert near.all()
 
 
 # -- whole models --------------------------------------------------------------------------------------------
@@ -158,12 +217,10 @@ def test_a_file_of_all_formats_draws_what_it_draws_dequantised(tied: bool, tmp_p
     packed, dequantized = LLM(str(path), **options), LLM(str(path), **options, dequantize=True)
     assert _formats(packed) == set(FORMATS_BY_NAME)
     told = _told(packed)
-    assert told == _told(dequantized)
-    for (tokens, logprob), (expected, its_logprob) in zip(
-        told, _told(LLM(str(path), **options, enforce_eager=True)), strict=True
-    ):
-        assert tokens == expected
-        assert logprob == pytest.approx(its_logprob, abs=1e-3)
+    for other in (dequantized, LLM(str(path), **options, enforce_eager=True)):
+        for (tokens, logprob), (expected, its_logprob) in zip(told, _told(other), strict=True):
+            assert tokens == expected
+            assert logprob == pytest.approx(its_logprob, abs=5e-3)
 
 
 def test_weights_held_quantised_are_not_replaced(tmp_path: Path) -> None:
