@@ -10,9 +10,9 @@ piece at a time into the cache. The numbers are those that dequantising gives, b
 A gated weight is two, gate and up: a tile of each is multiplied, and silu(gate) * up goes to the output.
 
 Where weights are integers and scales, rows of x take the form in which they are multiplied fastest:
-    FIXED   fixed-point numbers of 24 bits (fixed_tiles.h): sums of integers are exact, so a product is nearer to the true
-            one than a sum of float32. With AVX-512's or AVX's byte products for any number of rows, with AVX2 for the
-            first few.
+    FIXED   fixed-point numbers of 24 bits (fixed_tiles.h): sums of integers are exact, so a product is nearer to the
+            true one than a sum of float32. Any number of rows where a processor adds four products of bytes at once
+            (VNNI), the first few with AVX2.
     INT8    with int8 activations, integers of 8 bits in blocks of 32 (int8_tiles.h). That is faster, and no longer the
             dequantised model.
 Whatever the form, a row does not depend on others; with AVX2 its last bits depend on how many there are, except for

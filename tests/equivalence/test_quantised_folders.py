@@ -68,11 +68,8 @@ def test_tokens_are_those_of_the_dequantised_model(name: str, make_checkpoint: C
     options: dict[str, Any] = {"device": "cpu", "max_model_len": 128}
     packed = LLM(str(folders[0]), **options)
     told, expected = _told(packed), _told(LLM(str(folders[1]), **options))
-    if SCHEMES[name].desc_act:  # sums run over columns in the order of groups
-        assert [tokens for tokens, _ in told] == [tokens for tokens, _ in expected]
-        assert [logprob for _, logprob in told] == pytest.approx([logprob for _, logprob in expected], abs=1e-4)
-    else:
-        assert told == expected
+    assert [tokens for tokens, _ in told] == [tokens for tokens, _ in expected]
+    assert [logprob for _, logprob in told] == pytest.approx([logprob for _, logprob in expected], abs=1e-4)
     assert expected == _told(LLM(str(folders[0]), **options, dequantize=True))
     decoder = packed.core.device.lanes[0].layers.decoder  # type: ignore[attr-defined]
     if name not in DENSE and decoder.packing is not None:
