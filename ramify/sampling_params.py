@@ -16,6 +16,7 @@ from ramify.errors import InvalidInputError
 from ramify.foreign.keywords import strict_keywords
 from ramify.foreign.truth import Truth
 from ramify.foreign.vllm import SAMPLING_FIELDS
+from ramify.structured_outputs import Structure, checked_structure
 
 MAX_SAMPLES = 16_384
 MAX_TOKENS = 2**31 - 1
@@ -171,6 +172,9 @@ class SamplingParams:
         None, "draw only from these token ids", fewest=1, most=MAX_ALLOWED_TOKEN_IDS
     )
     bad_words: Sequence[str] | None = _option(None, "never write these", most=MAX_BAD_WORDS, longest=MAX_STOP_LENGTH)
+    structured_outputs: Mapping[str, Any] | None = _option(
+        None, "write only what fits a JSON schema, a regex, a choice or a grammar", is_hashable=False
+    )
     detokenize: bool = _option(True, "make text of the tokens")
     skip_special_tokens: bool = _option(True, "leave special tokens out of the text")
     strategy: SamplingStrategy | str | None = _option(
@@ -265,6 +269,11 @@ class SamplingParams:
         """Whether one prompt grows into several sequences; may be called too."""
         return Truth(self.num_samples > 1 or self.resolved_strategy is SamplingStrategy.BEAM_SEARCH)
 
+    @property
+    def structure(self) -> Structure | None:
+        """What outputs must look like, if that is asked for."""
+        return None if self.structured_outputs is None else Structure.of(self.structured_outputs)
+
     def clone(self, **changes: Any) -> SamplingParams:
         """The same, with some fields changed; this one stays as it is."""
         return replace(self, **changes)
@@ -290,6 +299,11 @@ class SamplingParams:
             if self.min_tokens > self.max_tokens:
                 message = f"min_tokens must be at most max_tokens = {self.max_tokens}, got {self.min_tokens}"
                 raise InvalidInputError(message)
+        if self.structured_outputs is not None:
+            if self.ignore_eos:
+                raise InvalidInputError("ignore_eos must be False with structured_outputs, which say where outputs end")
+            if self.min_tokens:
+                raise InvalidInputError("min_tokens must be 0 with structured_outputs, which say where outputs end")
         if self.stop_strings and not self.detokenize:
             raise InvalidInputError("stop strings need text: detokenize must be True when stop is given")
         if self.prompt_logprobs is not None and self.output_kind is not OutputKind.FINAL_ONLY:
@@ -413,6 +427,8 @@ def _checked(option: Field[Any], value: Any) -> Any:
                 check.integer(f"{name} key", token_id, 0, check.LARGEST_TOKEN_ID)
                 check.number(f"{name}[{token_id}]", bias)
             return dict(value)
+        case "Mapping[str, Any]":
+            return checked_structure(name, value)
         case "SamplingStrategy | str":
             return check.member(name, value, SamplingStrategy)
         case "OutputKind | str":

@@ -16,6 +16,7 @@ from ramify.config import CacheConfig, MixtureConfig, ModelConfig, SchedulerConf
 from ramify.errors import InvalidInputError
 from ramify.sampling_params import PYTHON_ALONE, SamplingParams
 from ramify.server.config import PairConfig, ServerConfig
+from ramify.validation import shown
 
 ENGINE_FIELDS = tuple(field for kind in (ModelConfig, CacheConfig, SchedulerConfig) for field in fields(kind))
 SAMPLING_FIELDS = tuple(field for field in fields(SamplingParams) if field.name not in PYTHON_ALONE)
@@ -25,7 +26,10 @@ SERVER_FIELDS, PAIR_FIELDS, MIXTURE_FIELDS = fields(ServerConfig), fields(PairCo
 
 Made = TypeVar("Made")
 
-LOGIT_BIAS_EXAMPLE = """'{"50": -2.5}'"""  # quoted as a shell wants it
+# Fields that are typed as JSON, each with an example that is quoted as a shell wants it.
+LOGIT_BIAS_EXAMPLE = """'{"50": -2.5}'"""
+STRUCTURE_EXAMPLE = """'{"choice": ["yes", "no"]}'"""
+_JSON_EXAMPLES = {"logit_bias": LOGIT_BIAS_EXAMPLE, "structured_outputs": STRUCTURE_EXAMPLE}
 _SHORT = {"n": "-n", "model": "-m"}
 _METAVARS = {"bool": None, "int": "INTEGER", "float": "NUMBER"}  # by the first word of a type; all else is TEXT
 _PLAIN_TYPES: dict[str, Any] = {
@@ -139,8 +143,8 @@ def _help(field: Field[Any], kind: Any, default: Any) -> str:
     says: str = field.metadata["help"]
     if kind is bool:
         return says + _switch_default(default)
-    if field.name == "logit_bias":
-        return f"{says}, like {LOGIT_BIAS_EXAMPLE}"
+    if field.name in _JSON_EXAMPLES:
+        return f"{says}, like {_JSON_EXAMPLES[field.name]}"
     return f"{says} (repeatable)" if str(kind).startswith("list[") else says
 
 
@@ -150,7 +154,7 @@ def _switch_default(default: Any) -> str:
 
 
 def _metavar(field: Field[Any], kind: Any) -> str | None:
-    if field.name == "logit_bias":
+    if field.name in _JSON_EXAMPLES:
         return "JSON"
     [word] = re.findall(r"bool|int|float|str", str(kind))[:1]
     return _METAVARS.get(word, "TEXT")
@@ -192,6 +196,13 @@ def _parsed(field: Field[Any], value: Any) -> Any:
             return {int(key): bias for key, bias in json.loads(value).items()}
         except (ValueError, AttributeError):
             raise InvalidInputError(f"--logit-bias must be JSON like {LOGIT_BIAS_EXAMPLE}, got {value!r}") from None
+    if field.name == "structured_outputs" and isinstance(value, str):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise InvalidInputError(
+                f"--structured-outputs must be JSON like {STRUCTURE_EXAMPLE}, got {shown(value)}: {error}"
+            ) from None
     if field.name == "early_stopping" and value in ("true", "false"):
         return value == "true"
     if value == []:

@@ -38,6 +38,7 @@ from ramify.parallel.orders import Serve
 from ramify.parallel.start import start_team
 from ramify.parallel.team import Team
 from ramify.sampling.mixing import Mixer
+from ramify.structured.grammars import Grammars
 from ramify.text.codec import TextCodec
 from ramify.text.tokenizer import Tokenizer
 
@@ -81,6 +82,7 @@ def build_engine(config: EngineConfig, say: Callable[[str], None], *, is_replica
         config,
         [decoder],
         codec=prepared.codec,
+        grammars=prepared.grammars,
         eos_token_ids=_end_token_ids(decoder, prepared.codec.tokenizer, say),
         max_model_len=max_model_len,
         drafting=drafting,
@@ -124,6 +126,7 @@ def build_pair(
         teacher,
         decoders,
         codec=codec,
+        grammars=prepared.grammars,
         eos_token_ids=ends,
         max_model_len=min(lengths),
         mixer=mixer,
@@ -174,6 +177,7 @@ def _assemble(
     decoders: Sequence[Decoder],
     *,
     codec: TextCodec,
+    grammars: Grammars,
     eos_token_ids: frozenset[int],
     max_model_len: int,
     mixer: Mixer | None = None,
@@ -238,6 +242,7 @@ def _assemble(
         make_text=codec.make_stream,
         encode_words=codec.encode_words if has_tokenizer else None,
         decode=codec.decode_token if has_tokenizer else None,
+        begin_matcher=grammars.begin if has_tokenizer else None,
     )
 
 

@@ -170,4 +170,7 @@ def _draw(each: Wanted, drafted: Items[int], chunk: int, offset: int) -> Draw:
     sequence = each.sequence
     output = [*sequence.output_token_ids, *drafted]
     child = sequence.child
-    return Draw(sequence.request_id, child, child, len(output), (Row(0, chunk, offset),), each.demands, output)
+    draw = Draw(sequence.request_id, child, child, len(output), (Row(0, chunk, offset),), each.demands, output)
+    if sequence.matcher is None:
+        return draw
+    return draw._replace(presumed=len(drafted), matcher=sequence.matcher)

@@ -11,6 +11,7 @@ from ramify.engine.request import Request
 from ramify.errors import InvalidInputError
 from ramify.models.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from ramify.sampling_params import SamplingParams
+from ramify.structured.grammars import Grammars
 from ramify.text.codec import Message, TextCodec
 
 
@@ -40,8 +41,10 @@ class Intake:
         max_logprobs: int,
         check_request: Callable[[Request], None],
         defaults: GenerationDefaults = NO_DEFAULTS,
+        grammars: Grammars | None = None,
     ) -> None:
         self.codec = codec
+        self.grammars = Grammars(codec) if grammars is None else grammars
         self.defaults = defaults
         self.vocab_size = vocab_size
         self.max_logprobs = max_logprobs
@@ -115,6 +118,8 @@ class Intake:
         if not isinstance(params, SamplingParams):
             raise check.refuse("sampling_params", params, "SamplingParams")
         params.check_against(vocab_size=self.vocab_size, max_logprobs=self.max_logprobs)
+        if params.structure is not None:
+            self.grammars.check(params.structure)
 
     def _checked(self, token_ids: object, name: str = "prompt") -> list[int]:
         ids = check.token_ids(f"{name}_token_ids", token_ids, 2**31, self.vocab_size)

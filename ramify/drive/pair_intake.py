@@ -10,6 +10,7 @@ from ramify.drive.intake import Intake, Prompt, plain
 from ramify.engine.request import Request
 from ramify.errors import InvalidInputError
 from ramify.sampling_params import SamplingParams
+from ramify.structured.grammars import Grammars
 from ramify.text.codec import Message, TextCodec
 
 
@@ -64,8 +65,15 @@ class PairIntake(Intake):
         vocab_size: int,
         max_logprobs: int,
         check_request: Callable[[Request], None],
+        grammars: Grammars | None = None,
     ) -> None:
-        super().__init__(codec, vocab_size=vocab_size, max_logprobs=max_logprobs, check_request=check_request)
+        super().__init__(
+            codec,
+            vocab_size=vocab_size,
+            max_logprobs=max_logprobs,
+            check_request=check_request,
+            grammars=grammars,
+        )
         self.teacher = teacher
         self.theta = theta
         self._theta_model = theta_model

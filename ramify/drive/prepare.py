@@ -14,6 +14,7 @@ from ramify.drive.pair_intake import PairIntake, Side
 from ramify.engine.request import Request
 from ramify.errors import InvalidInputError
 from ramify.models.loader import ModelLoader, resolve_device
+from ramify.structured.grammars import Grammars
 from ramify.text.codec import TextCodec
 from ramify.text.tokenizer import Tokenizer
 
@@ -38,6 +39,7 @@ class PreparedModel:
         self.loaders = (loader,)
         self.defaults = loader.load_generation_defaults()
         self.codec = TextCodec(loader.load_tokenizer())
+        self.grammars = Grammars(self.codec)
 
     def intake(self, check_request: CheckRequest) -> Intake:
         return Intake(
@@ -46,6 +48,7 @@ class PreparedModel:
             max_logprobs=self.config.model_config.max_logprobs,
             check_request=check_request,
             defaults=self.defaults,
+            grammars=self.grammars,
         )
 
 
@@ -65,6 +68,7 @@ class PreparedPair:
         self.tokenizers = [loader.load_tokenizer() for loader in loaders]
         codecs = [TextCodec(tokenizer) for tokenizer in self.tokenizers]
         self.codec = codecs[0] if self.tokenizers[0] is not None else codecs[1]
+        self.grammars = Grammars(self.codec)
         self.vocab_size = check_same_tokens(
             self.tokenizers, [loader.architecture.vocab_size for loader in self.distinct_loaders]
         )
@@ -86,6 +90,7 @@ class PreparedPair:
             vocab_size=self.vocab_size,
             max_logprobs=self.config.model_config.max_logprobs,
             check_request=check_request,
+            grammars=self.grammars,
         )
 
 

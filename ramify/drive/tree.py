@@ -34,6 +34,7 @@ from ramify.errors import CacheExhaustedError, InvalidInputError
 from ramify.outputs import RequestOutput
 from ramify.sampling.pipeline import Sampler, Source
 from ramify.sampling_params import OutputKind, SamplingParams, SamplingStrategy
+from ramify.structured.matcher import Matcher
 
 STRATEGIES = (SamplingStrategy.PARALLEL, SamplingStrategy.DIVERSE)
 UNREAD = SamplingParams(max_tokens=1, temperature=0, detokenize=False)  # a token that nobody reads ends the request
@@ -80,7 +81,8 @@ class Tree:
         """For each node, `params.n` drawn continuations, as new nodes.
 
         The noise is each node's own: copies of a node, and a second call with the same node, draw independently; the
-        same acts in a new tree draw the same with the same seed. What a node holds counts as a prompt.
+        same acts in a new tree draw the same with the same seed. What a node holds counts as a prompt, but to
+        `structured_outputs` all after the root is one text.
         """
         listed = self._checked(nodes)
         params = self._intake.defaults.params() if params is None else params
@@ -88,11 +90,18 @@ class Tree:
         for node in listed:
             if node.has_ended:
                 raise InvalidInputError(f"node {node.id} has ended with the model's own end: nothing follows it")
+            self._matcher(node, params)  # raises if its text does not fit
         self._check_room(len(listed) * params.num_samples)
         seeds = self._seeds(listed, params.seed)
         self._settle(listed)
         requests = [
-            self._request(node.token_ids, replace(params, seed=seed), begins_with=node.kept_as, keeps=True)
+            self._request(
+                node.token_ids,
+                replace(params, seed=seed),
+                begins_with=node.kept_as,
+                keeps=True,
+                begun=node.new_token_ids,
+            )
             for node, seed in zip(listed, seeds, strict=True)
         ]
         outputs = self._run(requests, params.num_samples)
@@ -276,10 +285,19 @@ class Tree:
         begins_with: str | None = None,
         keeps: bool = False,
         next_token_id: int | None = None,
+        begun: Sequence[int] = (),
     ) -> Request:
         request = self._intake.request(token_ids, params)
+        request.begun = tuple(begun)
         request.begins_with, request.keeps, request.next_token_id = begins_with, keeps, next_token_id
         return request
+
+    def _matcher(self, node: Node, params: SamplingParams) -> Matcher | None:
+        """Where a node stands in the grammar, which begins at the root."""
+        structure, begin = params.structure, self._core.begin_matcher
+        if structure is None or begin is None:
+            return None
+        return begin(structure, sorted({*self._core.eos_token_ids, *(params.stop_token_ids or ())}), node.new_token_ids)
 
     def _settle(self, nodes: list[Node]) -> None:
         """Computes all but the last token of nodes that the engine does not keep: whoever goes on computes that one."""
@@ -328,7 +346,7 @@ class Tree:
                 bad_words=core.encode_words(params.bad_words) if params.bad_words and core.encode_words else (),
                 longest_output=1,
             )
-            draws.append(Draw(str(node.id), 0, 0, 0, (), demands))
+            draws.append(Draw(str(node.id), 0, 0, 0, (), demands, matcher=self._matcher(node, params)))
         result = Sampler("processed").sample([Source(logits, range(len(nodes)))], draws)
         if result.faults:
             raise InvalidInputError(next(iter(result.faults.values())))

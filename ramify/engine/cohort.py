@@ -69,7 +69,9 @@ class Cohort:
         track, index = sequence.tracks[0], len(self)
         columns = self._own_columns()
         output = sequence.output_token_ids
-        columns.members.append(Member(track.key, sequence.request_id, sequence.child, demands, output))
+        columns.members.append(
+            Member(track.key, sequence.request_id, sequence.child, demands, output, sequence.matcher)
+        )
         columns.children.append(child)
         columns.tracks.append(track)
         self._tables.append(())

@@ -28,11 +28,15 @@ from ramify.engine.sequence import Sequence
 from ramify.errors import InvalidInputError
 from ramify.outputs import FinishReason, RequestOutput
 from ramify.sampling_params import SamplingParams
+from ramify.structured.matcher import Matcher
+from ramify.structured_outputs import Structure
 from ramify.text.stream import TextStream
 
 CACHE_FULL = "the cache has no room for this request"
 
 EncodeWords = Callable[[Items[str]], tuple[tuple[int, ...], ...]]
+# A structure, the tokens that may end an output, and what stands before it already.
+BeginMatcher = Callable[[Structure, Items[int], Items[int]], Matcher]
 
 
 class Device(Protocol):
@@ -68,6 +72,7 @@ class EngineCore:
         make_text: Callable[[SamplingParams], TextStream],
         encode_words: EncodeWords | None = None,
         decode: Decode | None = None,
+        begin_matcher: BeginMatcher | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
@@ -77,6 +82,7 @@ class EngineCore:
         self.make_text = make_text
         self.encode_words = encode_words
         self.decode = decode
+        self.begin_matcher = begin_matcher
         self.clock = clock
         self.kept = KeptPrefixes(scheduler.managers)
         self.metrics = EngineMetrics()
@@ -110,6 +116,11 @@ class EngineCore:
             raise InvalidInputError(f"request_id {request.request_id!r} is in use")
         self.capacity.check(request)
 
+    def prepare(self, request: Request) -> None:
+        """Builds a request's grammar, if it has one: from any thread, so that nobody waits for it between two steps."""
+        if request.sampling_params.structured_outputs is not None:
+            self._matcher(request, sorted({*self.eos_token_ids, *(request.sampling_params.stop_token_ids or ())}))
+
     def add_request(self, request: Request, ledger: Ledger | None = None) -> None:
         """Queues a request, or raises InvalidInputError if it can never be scheduled; nothing is kept then.
 
@@ -131,6 +142,7 @@ class EngineCore:
             breakers=frozenset(word[-1] for word in self._words([f"a{text}" for text in params.sequence_breakers])),
             longest_output=self.capacity.longest_output(request.root),
         )
+        request.root.matcher = self._matcher(request, sorted(demands.end_token_ids))
         group = Group(request, demands, self.make_text(params), decode=self.decode, ledger=ledger)
         self._is_torn = True
         self.requests.groups[request.request_id] = group
@@ -147,6 +159,14 @@ class EngineCore:
     def _words(self, words: Items[str] | None) -> tuple[tuple[int, ...], ...]:
         """As token ids, in each of their spellings; a model without a tokenizer has none."""
         return self.encode_words(words) if words and self.encode_words else ()
+
+    def _matcher(self, request: Request, ends: Items[int]) -> Matcher | None:
+        structure = request.sampling_params.structure
+        if structure is None:
+            return None
+        if self.begin_matcher is None:
+            raise InvalidInputError("structured_outputs need a tokenizer, and this engine has none")
+        return self.begin_matcher(structure, ends, request.begun)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request in whatever state it is and frees its blocks at once; None if it is not there any more."""
@@ -249,7 +269,9 @@ class EngineCore:
             output, parent = sequence.data.output_token_ids, sequence.child
             position = len(output) + sequence.num_pending
             for child in (parent,) if position else range(demands.num_first_draws):
-                draws.append(quickly(Draw, (request_id, parent, child, position, rows, demands, output, 0)))
+                draws.append(
+                    quickly(Draw, (request_id, parent, child, position, rows, demands, output, 0, sequence.matcher))
+                )
                 drawing.append(sequence)
             if sequence.drafted:
                 draws += draws.pop().run_over(sequence.drafted)

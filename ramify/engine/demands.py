@@ -179,6 +179,7 @@ class Demands:
             or params.logits_processors
             or params.no_repeat_ngram_size
             or params.dry_multiplier
+            or params.structured_outputs
             or self.remembers
         )
 
@@ -216,7 +217,7 @@ class Demands:
         reports_beams = self.is_beam_search and params.logprobs is not None
         if params.logits_processors or self.diversity_penalty or reports_beams or reported > MOST_REPORTED:
             return "full"
-        if self.is_shaped or self.is_distinct or params.return_kept is not None:
+        if self.is_shaped or self.is_distinct or params.return_kept is not None or params.structured_outputs:
             return "full"
         words = self.bad_words
         if len(words) > MOST_BAD_WORDS or any(len(word) > LONGEST_BAD_WORD for word in words):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ramify.engine.demands import Demands, SamplerChoice
 from ramify.outputs import Kept, MixtureReport
+from ramify.structured.matcher import Matcher
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 PENDING = -1  # stands for a token that the device has drawn and the host does not know yet
@@ -94,6 +95,7 @@ class Draw(NamedTuple):
     demands: Demands
     output: Sequence[int] = ()
     presumed: int = 0
+    matcher: Matcher | None = None  # says what the grammar allows, where there is one
 
     def run_over(self, drafted: Sequence[int]) -> list[Draw]:
         """This draw and one after each drafted token; its rows are then those after the last of them."""
@@ -128,10 +130,14 @@ class Member(NamedTuple):
     child: int
     demands: Demands
     output: Sequence[int]  # what the host knows of it
+    matcher: Matcher | None = None
 
     def draw(self, place: int, index: int) -> Draw:
         """The token of this place in its output, after what the chunk of this index computes."""
-        return Draw(self.request_id, self.child, self.child, place, (Row(0, index, 0),), self.demands, self.output)
+        row = Row(0, index, 0)
+        return Draw(
+            self.request_id, self.child, self.child, place, (row,), self.demands, self.output, matcher=self.matcher
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

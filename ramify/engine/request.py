@@ -15,7 +15,8 @@ class Request:
     `other_prompts` are what further models see in place of the prompt, as (model, token ids): a track each. All tracks
     grow by the same tokens. `begins_with` names a kept prefix of the prompt (engine/kept.py), and what `keeps` is kept
     under its sequences' ids. The token after the prompt is reported with the prompt's own, if it is named; `num_told`
-    says how many of the last tokens are reported at all, so that the rest may come out of the prefix cache.
+    says how many of the last tokens are reported at all, so that the rest may come out of the prefix cache. `begun` are
+    the last tokens of the prompt that a grammar counts as its own.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Request:
         next_token_id: int | None = None,
         num_told: int | None = None,
         seed: int | None = None,
+        begun: Iterable[int] = (),
     ) -> None:
         if prompt_token_ids is None:
             raise InvalidInputError(f"request {request_id!r} has no prompt_token_ids")
@@ -44,6 +46,7 @@ class Request:
         self.begins_with = begins_with
         self.keeps = keeps
         self.next_token_id = next_token_id
+        self.begun = tuple(begun)
         self.seed = seed  # where its parameters name none: of whoever gives requests to several engines
         self.root = Sequence(
             f"{request_id}-0", prompt_token_ids, request_id=request_id, sampling_params=self.sampling_params

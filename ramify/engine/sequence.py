@@ -12,6 +12,7 @@ from enum import Enum
 from ramify.engine.plan import PENDING
 from ramify.errors import IllegalMoveError, InvalidInputError
 from ramify.sampling_params import SamplingParams
+from ramify.structured.matcher import Matcher
 
 
 class SequenceStatus(Enum):
@@ -114,6 +115,7 @@ class Sequence:
         "data",
         "drafted",
         "is_blocked",
+        "matcher",
         "num_pending",
         "num_told",
         "order",
@@ -146,6 +148,7 @@ class Sequence:
         self.stop_reason: int | str | None = None
         self.num_told: int | None = None  # of its last prompt positions, how many are reported; None: all
         self.num_pending = 0  # tokens drawn in a step under way: 0 or 1
+        self.matcher: Matcher | None = None  # where it stands in its grammar, if it must follow one
         self.drafted: Items[int] = ()  # what the step under way computes behind its tokens, as a guess
         self.is_blocked = False  # what follows depends on the step under way: nothing is scheduled before it is known
         self.order: Order = (0, 0, child)  # who goes first: the lower
@@ -193,6 +196,7 @@ class Sequence:
             tracks=tracks,
         )
         copy.order = self.order
+        copy.matcher = None if self.matcher is None else self.matcher.fork()
         copy._status = self._status
         copy._is_finished = self._is_finished
         return copy
@@ -203,6 +207,7 @@ class Sequence:
         data, source = self.data, sibling.data
         data.output_token_ids[:] = source.output_token_ids
         data.cumulative_logprob = source.cumulative_logprob
+        self.matcher = None if sibling.matcher is None else sibling.matcher.fork()
         for track, followed in zip(self.tracks, sibling.tracks, strict=True):
             track.num_computed = followed.num_computed
 

@@ -18,7 +18,7 @@ _NO_LORA = "adapters are not served: merge them into the weights"
 _NO_SPECULATION = "see speculation, which drafts tokens that are the same with it and without"
 _GENERATES = "models generate text, and nothing else"
 _FROM_CONFIG = "the checkpoint's config.json says it: change it there"
-_NO_GRAMMAR = "outputs are not constrained by grammars; allowed_token_ids, bad_words and logits_processors are there"
+_ONE_GRAMMAR = "llguidance follows all grammars: SamplingParams(structured_outputs={...}) asks for one"
 _SAFE_FILES = "only safetensors and GGUF files are read, and no code of a checkpoint is run"
 _HUB = "fetch that one with huggingface_hub, and give its folder as the model"
 _ANY = Foreign(changes_nothing=True)
@@ -109,7 +109,7 @@ ENGINE_OPTIONS: dict[str, Foreign] = {
     "fully_sharded_loras": _ANY,
     "enable_prompt_adapter": Foreign(_NO_LORA, (False,)),
     "guided_decoding_backend": _ANY,
-    "structured_outputs_config": Foreign(_NO_GRAMMAR),
+    "structured_outputs_config": Foreign(_ONE_GRAMMAR),
     "reasoning_parser": Foreign("outputs are text as the model writes it"),
     "logits_processors": Foreign("a request brings its own: SamplingParams(logits_processors=[...])"),
     "logits_processor_pattern": Foreign("a request brings its own: SamplingParams(logits_processors=[...])"),
@@ -146,8 +146,7 @@ def in_our_spelling(options: Mapping[str, Any]) -> dict[str, Any]:
 
 # Fields of vLLM's SamplingParams.
 SAMPLING_FIELDS: dict[str, Foreign] = {
-    "guided_decoding": Foreign(_NO_GRAMMAR),
-    "structured_outputs": Foreign(_NO_GRAMMAR),
+    "guided_decoding": Foreign(_ONE_GRAMMAR),
     "truncate_prompt_tokens": Foreign("prompts are never cut: cut the token ids yourself"),
     "spaces_between_special_tokens": Foreign("text is decoded as the tokenizer says", (True,)),
     "extra_args": Foreign("there is nobody to read them"),
@@ -162,7 +161,7 @@ _LORA = Foreign(_NO_LORA)
 GENERATE_KEYWORDS: dict[str, Foreign] = {
     "lora_request": _LORA,
     "prompt_adapter_request": _LORA,
-    "guided_options_request": Foreign(_NO_GRAMMAR),
+    "guided_options_request": Foreign(_ONE_GRAMMAR),
     "prompt_token_ids": Foreign("give the token ids as prompts, or {'prompt_token_ids': [...]}"),
     "tokenization_kwargs": Foreign("encode with llm.get_tokenizer(), and give token ids"),
     "mm_processor_kwargs": Foreign(_TEXT_ALONE),

@@ -143,6 +143,7 @@ class EngineServer:
             case Add():
                 try:
                     request = request_of(message, name_of(connection, message.number))
+                    host.prepare(request)
                 except RamifyError as error:
                     connection.send([Failed(message.model, [message.number], type(error).__name__, str(error))])
                     return

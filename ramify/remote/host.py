@@ -144,6 +144,10 @@ class ModelHost(CoreLoop):
             self._stops = True
             self._called.notify()
 
+    def prepare(self, request: Request) -> None:
+        """Builds what a request needs before the engine's thread sees it; from any thread. Raises RamifyError."""
+        self._engine.prepare(request)
+
     def add(self, connection: Connection, number: int, request: Request, *, is_told: bool) -> None:
         self._guests[request.request_id] = Guest(connection, number, is_told)
         ledger = PageLedger(self._page(connection), number) if is_told else None

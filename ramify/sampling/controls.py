@@ -1,7 +1,7 @@
 """Controls, in their order: which tokens a row may not draw, and what others cost or gain.
 
-    min_tokens, allowed ids, bad words, repeated n-grams, bias, penalties, the cost of repetitions (dry), callers'
-    processors, distance from siblings
+    min_tokens, allowed ids, grammars, bad words, repeated n-grams, bias, penalties, the cost of repetitions (dry),
+    callers' processors, distance from siblings
 
 Each acts on the rows that ask for it, and returns its argument where none does.
 """
@@ -22,6 +22,7 @@ from ramify.sampling.lookback import Ids, completes_repeated, longest_repeats
 from ramify.sampling.piece import Rows
 from ramify.sampling.settings import pairs_of_outputs, pairs_of_seen
 from ramify.sampling.user_processors import run_processors
+from ramify.structured.matcher import GrammarFaultError, flags_of
 
 Control = Callable[[Tensor, Rows], Tensor]
 
@@ -48,6 +49,32 @@ def ban_early_ends(logits: Tensor, rows: Rows) -> Tensor:
 def keep_allowed(logits: Tensor, rows: Rows) -> Tensor:
     allowed = rows.settings.allowed
     return logits if allowed is None else processors.allow_only(logits, *allowed)
+
+
+def follow_grammars(logits: Tensor, rows: Rows) -> Tensor:
+    """Only what goes on with a text of the row's grammar. Both of two models' logits get the same mask."""
+    following = [row for row, draw in enumerate(rows.draws) if draw.matcher is not None and row not in rows.faults]
+    if not following:
+        return logits
+    if not rows.grammatical:
+        for row in following:
+            _find_grammatical(row, rows, logits)
+    kept = logits.clone()
+    for row, allowed in rows.grammatical.items():
+        kept[row].masked_fill_(~allowed, -torch.inf)
+    return kept
+
+
+def _find_grammatical(row: int, rows: Rows, logits: Tensor) -> None:
+    draw = rows.draws[row]
+    assert draw.matcher is not None
+    try:
+        mask = draw.matcher.allowed_after(draw.output, draw.presumed)
+    except GrammarFaultError as fault:
+        rows.faults[row] = str(fault)
+        return
+    if mask is not None:
+        rows.grammatical[row] = torch.from_numpy(flags_of(mask, logits.shape[1])).to(logits.device)
 
 
 def ban_bad_words(logits: Tensor, rows: Rows) -> Tensor:
@@ -140,6 +167,7 @@ def push_from_siblings(logits: Tensor, rows: Rows) -> Tensor:
 CONTROLS: tuple[Control, ...] = (
     ban_early_ends,
     keep_allowed,
+    follow_grammars,
     ban_bad_words,
     ban_repeated,
     add_bias,

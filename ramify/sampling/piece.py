@@ -18,7 +18,9 @@ from ramify.sampling.settings import Settings
 from ramify.sampling.token_reports import report
 
 NOTHING_IN_COMMON = "the two models have no token in common here: their mixture is empty"
-NOTHING_LEFT = "no token is left to draw: allowed_token_ids, bad_words, logit_bias or processors forbid all"
+NOTHING_LEFT = (
+    "no token is left to draw: structured_outputs, allowed_token_ids, bad_words, logit_bias or processors forbid all"
+)
 
 
 @dataclass(slots=True)
@@ -30,6 +32,7 @@ class Rows:
     taken: dict[str, list[int]]  # what earlier siblings of each diverse set took in this step
     limits: list[float] = field(default_factory=list)  # of surprise, in bits, where some row follows it (mirostat)
     faults: dict[int, str] = field(default_factory=dict)
+    grammatical: dict[int, Tensor] = field(default_factory=dict)  # by row, (vocabulary,): what its grammar allows
     role: int = 0  # whose prompt counts: of two models, the teacher's is 0
 
 

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -22,6 +23,7 @@ from ramify.server.preparing import beside_the_loop
 from ramify.server.protocol import ChatCompletionRequest
 from ramify.server.records import record_of
 from ramify.server.replies import ChatCompletion
+from ramify.server.response_format import in_words_of_response_format
 from ramify.server.service import ServedModel, Service
 from ramify.server.tool_deltas import ToolDeltas
 from ramify.text.tools.calling import Calling
@@ -64,7 +66,8 @@ def chat_routes(service: Service) -> APIRouter:
             intake = model.pair_intake("theta_messages")
             return intake.chat_request(body.messages, params, name, theta_messages=body.theta_messages, **options)
 
-        request = await beside_the_loop(make)
+        made = partial(in_words_of_response_format, make) if body.is_formatted else make
+        request = await beside_the_loop(made)
         if calling is not None:
             _check_readable(calling)
         shape = ChatShape(name, model, body, params, calling)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -20,6 +21,7 @@ from ramify.server.preparing import prepared
 from ramify.server.protocol import CompletionRequest
 from ramify.server.records import record_of
 from ramify.server.replies import Completion
+from ramify.server.response_format import in_words_of_response_format
 from ramify.server.service import ServedModel, Service
 
 
@@ -50,7 +52,9 @@ def completion_routes(service: Service) -> APIRouter:
                 for prompt, other, each in zip(body.prompt, body.theta_prompt, names, strict=True)
             ]
 
-        requests = await prepared(make, len(await http.body()))
+        may_take_long = params.structured_outputs is not None
+        made = partial(in_words_of_response_format, make) if body.is_formatted else make
+        requests = await prepared(made, len(await http.body()), may_take_long=may_take_long)
         shape = CompletionShape(name, model, body, params)
         return await answer(service, model, requests, shape, body=body, http=http)
 

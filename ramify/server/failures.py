@@ -21,7 +21,8 @@ from ramify.validation import shown
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 _LONGEST_MESSAGE = 2_000
 _FIRST_WORD = re.compile(r"[a-z_]+")
-_OTHER_FIELDS = {"prompt", "messages", "stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls"}
+_OTHER_FIELDS = {"prompt", "messages", "stream", "stream_options", "response_format"}
+_OTHER_FIELDS |= {"tools", "tool_choice", "parallel_tool_calls"}
 _FIELDS = {field.name for field in fields(SamplingParams)} | _OTHER_FIELDS
 
 

@@ -22,6 +22,7 @@ from ramify.sampling_params import (
     Limits,
     SamplingParams,
 )
+from ramify.server.response_format import ResponseFormat, StructuredOutputs, structure_of
 
 TokenId = Annotated[int, Field(ge=0, le=check.LARGEST_TOKEN_ID)]
 # The first id that is wrong ends the check: a body may hold millions, and an error for each would fill the memory.
@@ -47,6 +48,7 @@ DIFFERENT: dict[str, Any] = {
     "temperature": Annotated[float, Field(ge=0, le=2)],  # OpenAI's range
     "stop": _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOP_STRINGS)],
     "logit_bias": Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES), AfterValidator(_biases)],
+    "structured_outputs": StructuredOutputs,
 }
 # Then fields that each route defines itself.
 BY_ROUTE = frozenset({"max_tokens", "logprobs", "prompt_logprobs"})
@@ -127,9 +129,30 @@ class OpenAIFields(SamplingFields):
     prompt_cache_key: Label | None = Field(None, description="Another: prefixes are found by their tokens alone.")
     metadata: Annotated[dict[str, Label], Field(max_length=16)] | None = Field(None, description="More such labels.")
     store: bool | None = Field(None, description="Nothing is stored, and no route would return it.")
+    response_format: ResponseFormat | None = Field(
+        None, description="What answers look like: text, any JSON object, or JSON that fits a schema."
+    )
     return_token_ids: bool | None = Field(
         None, description="Add `token_ids` to choices, `prompt_token_ids` to replies."
     )
+
+    @property
+    def is_formatted(self) -> bool:
+        """Whether `response_format` says what answers look like."""
+        return structure_of(self.response_format) is not None
+
+    def given(self) -> dict[str, Any]:
+        given = super().given()
+        structure = structure_of(self.response_format)
+        if structure is not None:
+            given["structured_outputs"] = structure
+        return given
+
+    @model_validator(mode="after")
+    def _check_structure(self) -> Self:
+        if self.is_formatted and super().given().get("structured_outputs") is not None:
+            raise ValueError("structured_outputs must be left out where response_format says what answers look like")
+        return self
 
     @model_validator(mode="after")
     def _check_streaming(self) -> Self:

@@ -65,7 +65,8 @@ def growth_routes(service: Service) -> APIRouter:
                 return model.intake.request(body.prompt, params, name)
             return model.intake.chat_request(body.messages or [], params, name)
 
-        request = await prepared(make, len(await http.body()), renders=body.messages is not None)
+        may_take_long = body.messages is not None or params.structured_outputs is not None
+        request = await prepared(make, len(await http.body()), may_take_long=may_take_long)
         with ExitStack() as held:
             held.enter_context(service.room_for(1, client_of(http)))
             stream = model.engine.submit(request)

@@ -27,7 +27,6 @@ COMPLETIONS = {"suffix": Neutral(("",), "Nothing is inserted before a text.")}
 CHATS = {
     "functions": Neutral(([],), "Functions, which tools replaced, are not supported."),
     "function_call": Neutral(("none", "auto"), "There are no functions to call."),
-    "response_format": Neutral(({"type": "text"},), "Answers are text; structure is not enforced."),
     "modalities": Neutral((["text"],), "Answers are text."),
     "audio": Neutral((), "Answers are text."),
     "prediction": Neutral((), "Predicted outputs are not supported."),

@@ -19,9 +19,9 @@ async def beside_the_loop(make: Callable[[], T]) -> T:
     return await asyncio.to_thread(make)
 
 
-async def prepared(make: Callable[[], T], num_bytes: int, *, renders: bool = False) -> T:
+async def prepared(make: Callable[[], T], num_bytes: int, *, may_take_long: bool = False) -> T:
     """Work that grows with the request's body, which has `num_bytes`: in the loop only if that is short.
 
-    `renders`: it runs a chat template, which is a program and may take long whatever it is given.
+    `may_take_long`, whatever it is given: it runs a chat template, which is a program, or builds a grammar.
     """
-    return await beside_the_loop(make) if renders or num_bytes >= _SHORT_BYTES else make()
+    return await beside_the_loop(make) if may_take_long or num_bytes >= _SHORT_BYTES else make()

@@ -43,7 +43,7 @@ def model_routes(service: Service) -> APIRouter:
         """The token ids of a text or a conversation, exactly as a request for samples would have them."""
         model = service.model(body.model)
         make = partial(_tokens, model, body)
-        token_ids, texts = await prepared(make, len(await http.body()), renders=body.messages is not None)
+        token_ids, texts = await prepared(make, len(await http.body()), may_take_long=body.messages is not None)
         return {
             "tokens": token_ids,
             "token_strs": texts,

@@ -48,6 +48,18 @@ def assembler_for(tokenizer: Tokenizer) -> TextAssembler:
     return Whole(tokenizer.decode_tokens) if pieces is None else pieces
 
 
+def spelled_bytes(tokenizer: Tokenizer) -> list[bytes] | None:
+    """What each token adds to a text, in bytes, special tokens written out; ids without a token add nothing.
+
+    None where that depends on the tokens around it. What a decoder strips from the start of a text is not stripped.
+    """
+    assembler = assembler_for(tokenizer)
+    if not isinstance(assembler, ByteLevel | Pieces):
+        return None
+    tokens = [tokenizer.id_to_token(token_id) for token_id in range(tokenizer.vocab_size)]
+    return [b"" if token is None else assembler.spelled(token) for token in tokens]
+
+
 def _pieces_of(stages: list[Mapping[str, Any]]) -> Pieces | None:
     """From Replace stages, ByteFallback or not, Fuse, and at most one Strip of the start; None for anything else."""
     replacements: list[tuple[str, str]] = []
@@ -89,12 +101,14 @@ class ByteLevel:
         self._reader = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: str) -> str:
+        return self._reader.decode(self.spelled(token))
+
+    def spelled(self, token: str) -> bytes:
         try:
-            spelled = bytes([self._alphabet[character] for character in token])
+            return bytes([self._alphabet[character] for character in token])
         except KeyError:
             # An added token, written as plain text.
-            spelled = token.encode("utf-8")
-        return self._reader.decode(spelled)
+            return token.encode("utf-8")
 
     def flush(self) -> str:
         return self._reader.decode(b"", final=True)
@@ -124,12 +138,21 @@ class Pieces:
         self._run_is_valid = True
 
     def push(self, token: str) -> str:
+        token, byte = self._read(token)
+        if byte is not None:
+            return self._strip(self._push_byte(byte))
+        return self._strip(self._end_run() + token)
+
+    def spelled(self, token: str) -> bytes:
+        token, byte = self._read(token)
+        return token.encode("utf-8") if byte is None else bytes([byte])
+
+    def _read(self, token: str) -> tuple[str, int | None]:
+        """Its text, and the byte if it stands for one."""
         for old, new in self._replacements:
             token = token.replace(old, new)
         byte = _BYTE_TOKEN.fullmatch(token) if self._byte_fallback else None
-        if byte is not None:
-            return self._strip(self._push_byte(int(byte[1], 16)))
-        return self._strip(self._end_run() + token)
+        return token, None if byte is None else int(byte[1], 16)
 
     def flush(self) -> str:
         return self._strip(self._end_run())

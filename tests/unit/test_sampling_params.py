@@ -131,6 +131,7 @@ def test_every_field_has_its_documented_default() -> None:
         "logits_processors": None,
         "return_kept": None,
         "speculate": True,
+        "structured_outputs": None,
     }
     params = SamplingParams()
     assert {field.name: getattr(params, field.name) for field in fields(params)} == documented

@@ -100,7 +100,6 @@ def test_no_option_of_ours_is_called_foreign() -> None:
 
 NEUTRAL: dict[str, Any] = {
     "guided_decoding": None,
-    "structured_outputs": None,
     "truncate_prompt_tokens": None,
     "spaces_between_special_tokens": True,
     "extra_args": None,

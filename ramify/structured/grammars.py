@@ -1,0 +1,135 @@
+"""Grammars: what callers ask for to matchers, for one model's tokenizer."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ramify.errors import InvalidInputError, UnsupportedError
+from ramify.process.bounded import BoundedProcess, FailedError, OutOfMemoryError, OutOfTimeError
+from ramify.structured.faults import TOO_LARGE, TOO_LONG, fault_of
+from ramify.structured.lark import lark_of
+from ramify.structured.matcher import Matcher
+from ramify.structured_outputs import Structure
+from ramify.text.codec import TextCodec
+from ramify.text.token_text import spelled_bytes
+from ramify.text.tokenizer import Tokenizer
+
+SECONDS = 1  # of the processor's time to build a grammar
+MEMORY_BYTES = 2 * 2**30
+BYTES_PER_SECOND = 2**18
+MOST_KEPT = 32  # built grammars; some 40 MB each at the very most
+
+
+class Grammars:
+    """Builds each grammar once, and keeps the latest. Safe to call from several threads.
+
+    A grammar is tried in a process with limits before it is built here, so that none takes long or much memory here.
+    Nothing of it is started, and llguidance not imported, before somebody asks for a grammar.
+    """
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._tokenizer = codec.tokenizer
+        self._built: OrderedDict[Structure, Any] = OrderedDict()  # matchers at their beginning
+        self._lock = threading.Lock()
+
+    def check(self, structure: Structure) -> None:
+        """Raises InvalidInputError if outputs cannot have this structure."""
+        self._beginning(structure)
+
+    def begin(self, structure: Structure, ends: Sequence[int], begun: Sequence[int] = ()) -> Matcher:
+        """A matcher for an output that may end with these tokens; `begun` is what stands there already."""
+        if not ends:
+            raise UnsupportedError(
+                "structured_outputs need a token that ends an output, and this model names none: give stop_token_ids"
+            )
+        matcher = Matcher(self._beginning(structure).deep_copy(), len(self._tokens) - 1, ends)
+        if begun and not matcher.accepts(begun):
+            raise InvalidInputError("structured_outputs do not allow what stands before the output")
+        return matcher
+
+    # -- building --------------------------------------------------------------------------------------------
+
+    def _beginning(self, structure: Structure) -> Any:
+        with self._lock:
+            found = self._built.get(structure)
+            if found is not None:
+                self._built.move_to_end(structure)
+                return found
+        self._require()
+        said = self._tried(structure)
+        if said:
+            where = f"structured_outputs[{structure.kind!r}]"
+            raise InvalidInputError(f"{where} cannot be followed: {fault_of(structure, said, self._tried)}")
+        from ramify.structured.grammar_child import build
+
+        built = build(self._vocabulary, lark_of(structure))
+        with self._lock:
+            self._built[structure] = built
+            while len(self._built) > MOST_KEPT:
+                self._built.popitem(last=False)
+        return built
+
+    def _tried(self, structure: Structure) -> str:
+        """What is wrong with it; empty if nothing is."""
+        try:
+            lark = lark_of(structure)
+        except Exception as error:  # llguidance's own reader of GBNF raises ValueError and others
+            return str(error) or type(error).__name__
+        try:
+            return self._process.ask(lark.encode()).decode(errors="replace")
+        except FailedError as error:
+            return str(error)
+        except OutOfTimeError:
+            return TOO_LONG
+        except OutOfMemoryError:
+            return TOO_LARGE
+
+    # -- the tokenizer ---------------------------------------------------------------------------------------
+
+    def _require(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise UnsupportedError("structured_outputs need a tokenizer, and this model has none")
+        try:
+            import llguidance  # noqa: F401
+        except ImportError as error:
+            raise UnsupportedError(
+                f'structured_outputs need {error.name}: pip install ".[structured]" in a checkout'
+            ) from None
+        return self._tokenizer
+
+    @cached_property
+    def _tokens(self) -> list[bytes]:
+        """What each token spells, and one more: the end as llguidance sees it. Matchers have ends of their own."""
+        tokens = spelled_bytes(self._require())
+        if tokens is None:
+            raise UnsupportedError("structured_outputs need a tokenizer whose tokens spell bytes or pieces of text")
+        return [*tokens, b"<end>"]
+
+    @cached_property
+    def _special(self) -> list[int]:
+        """Tokens that are no part of a text, that end the last."""
+        tokenizer = self._require()
+        return [*sorted(tokenizer.special_token_ids | tokenizer.eos_token_ids), len(self._tokens) - 1]
+
+    @cached_property
+    def _vocabulary(self) -> Any:
+        from ramify.structured.grammar_child import Vocabulary
+
+        return Vocabulary(self._tokens, self._special).tokenizer()
+
+    @cached_property
+    def _process(self) -> BoundedProcess:
+        from ramify.structured.grammar_child import packed
+
+        return BoundedProcess(
+            Path(__file__).with_name("grammar_child.py"),
+            packed(self._tokens, self._special),
+            seconds=SECONDS,
+            memory_bytes=MEMORY_BYTES,
+            bytes_per_second=BYTES_PER_SECOND,
+        )
