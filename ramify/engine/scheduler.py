@@ -1,20 +1,17 @@
 """Who computes what in the next step. Touches no tensor.
 
 There is no prefill or decode phase: each track's computed count catches up with its tokens, within the step's budget of
-tokens. Gangs (sequences that step together, usually one alone) have an order (priority, arrival, child): the first in
-it is served first, the last is preempted when others lack blocks, so the first always gets on and nobody waits for
-ever.
+tokens. Gangs (sequences that step together, usually one alone) are served in their order (`engine/standing.py`), and
+the last is preempted when others lack blocks.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Sequence as Items
 from functools import partial
 
 from ramify.config import PreemptionMode
 from ramify.engine.blocks import BlockManager
-from ramify.engine.cohort import Cohort
 from ramify.engine.demands import Demands
 from ramify.engine.drafting.speculation import Speculation
 from ramify.engine.gang import Gang
@@ -23,8 +20,9 @@ from ramify.engine.plan import Work
 from ramify.engine.request import Request
 from ramify.engine.schedule import Schedule
 from ramify.engine.search.child import Child
-from ramify.engine.sequence import Order, Sequence, SequenceStatus, Track
+from ramify.engine.sequence import Sequence, SequenceStatus, Track
 from ramify.engine.shared_reads import SharedReads
+from ramify.engine.standing import Standing
 
 FEWEST_DRAWS = 32  # that a step has room for, however few sequences may run
 
@@ -62,20 +60,25 @@ class Scheduler:
             self.speculation.reset()
 
     def _forget_sequences(self) -> None:
-        self.running: list[Gang] = []  # both lists stand in order
-        self.waiting: list[Gang] = []
-        self._loose: list[Gang] = []  # those that run outside the cohort, in order
-        self._cohort = Cohort(self.managers[0])
-        self._gang_of: dict[str, Gang] = {}
+        self.standing = Standing(self.managers[0])
         self._look_for_sharing()
 
     @property
+    def running(self) -> list[Gang]:
+        """In order, as those that wait."""
+        return self.standing.running
+
+    @property
+    def waiting(self) -> list[Gang]:
+        return self.standing.waiting
+
+    @property
     def num_running(self) -> int:
-        return len(self._cohort) + sum(gang.size for gang in self._loose)
+        return self.standing.num_running
 
     @property
     def num_waiting(self) -> int:
-        return sum(len(gang.sequences) for gang in self.waiting)
+        return self.standing.num_waiting
 
     # -- sequences come and go -------------------------------------------------------------------------------
 
@@ -84,8 +87,8 @@ class Scheduler:
         self._num_arrived += 1
         params = request.sampling_params
         gang = Gang(request.root, num_together=params.num_together, may_regrow=params.forks_at_every_token)
-        self._gang_of[request.root.seq_id] = gang
-        insort(self.waiting, gang, key=_order)
+        self.standing.gang_of[request.root.seq_id] = gang
+        self.standing.arrive(gang)
 
     def adopt(self, forks: Items[tuple[Sequence, Sequence]]) -> None:
         """Takes over (parent, fork) pairs of one request's running sequences, which share their blocks from now on.
@@ -94,7 +97,7 @@ class Scheduler:
         """
         if not forks:
             return
-        first = self._gang_of[forks[0][0].seq_id]  # they are of one request
+        first = self.standing.gang_of[forks[0][0].seq_id]  # they are of one request
         steps_together = first.num_together is not None
         if not steps_together or len(first.sequences) == 1 or self._is_at_a_border(forks[0][0]):
             self._look_for_sharing()
@@ -103,18 +106,18 @@ class Scheduler:
             for source, target in zip(parent.tracks, child.tracks, strict=True):
                 self.managers[source.model].fork(source.key, target.key)
                 self._shared_reads[source.model].fork(source.key, target.key)
-            gang = self._gang_of[parent.seq_id]
+            gang = self.standing.gang_of[parent.seq_id]
             if steps_together:
                 gang.join(child)
             else:
                 child.order = (*child.order[:2], child.child)
                 gang = Gang(child)
                 if room > 0:
-                    self._run(gang)
+                    self.standing.run(gang)
                 else:
-                    self._wait(gang)
+                    self.standing.wait(gang)
                 room -= 1
-            self._gang_of[child.seq_id] = gang
+            self.standing.gang_of[child.seq_id] = gang
 
     def move(self, moves: Items[tuple[Sequence, Sequence]]) -> None:
         """Members of a gang that became forks of others of it: they hold what these hold."""
@@ -144,16 +147,9 @@ class Scheduler:
             self._shared_reads[track.model].leave(track.key)
         if self.speculation is not None:
             self.speculation.forget(sequence)
-        gang = self._gang_of.pop(sequence.seq_id, None)
-        if gang is None:
-            return
-        if gang.restart and sequence is gang.sequences[0]:
-            gang.restart = []  # nobody to fork from any more: the others start by themselves
-        if len(gang.sequences) == 1 and not self._take_out_running(gang):
-            _take_out(self.waiting, gang)
-        gang.sequences.remove(sequence)
+        self.standing.leave(sequence)
 
-    # -- the cohort ------------------------------------------------------------------------------------------
+    # -- those who just go on --------------------------------------------------------------------------------
 
     def go_on_unseen(self, sequence: Sequence, child: Child, demands: Demands, source: int, *, is_quiet: bool) -> None:
         """The next step may compute the token that the draw `source` of the step under way draws for a sequence.
@@ -162,43 +158,34 @@ class Scheduler:
         """
         sequence.num_pending = 1
         if len(self.managers) == len(sequence.tracks) == 1:
-            _take_out(self._loose, self._gang_of[sequence.seq_id])
-            self._cohort.join(sequence, child, demands, source, is_quiet=is_quiet)
+            self.standing.join_cohort(sequence, child, demands, source, is_quiet=is_quiet)
 
     def stop_those_at_their_end(self) -> None:
         """Whose token under way is the last one waits for that to be known."""
-        for sequence in self._cohort.those_at_their_end():
-            sequence.is_blocked = True
-            self._cohort.leave(sequence)
-            insort(self._loose, self._gang_of[sequence.seq_id], key=_order)
-
-    def _dissolve_cohort(self, *, num_pending: int) -> None:
-        """Everyone is looked at alone."""
-        if len(self._cohort):
-            for sequence in self._cohort.dissolve():
-                sequence.num_pending = num_pending
-            self._loose = list(self.running)
+        self.standing.stop_those_at_their_end()
 
     # -- one step --------------------------------------------------------------------------------------------
 
     def has_any_to_go_on(self) -> bool:
         """Whether a step can be decided before the one under way is known: for who goes on unseen, or is not in it."""
-        return bool(self.waiting or len(self._cohort)) or any(not gang.sequences[0].is_blocked for gang in self._loose)
+        return bool(self.waiting or len(self.standing.cohort)) or any(
+            not gang.sequences[0].is_blocked for gang in self.standing.loose
+        )
 
     def schedule(self, *, may_preempt: bool = True) -> Schedule:
         """Decides a step. While another is under way nobody can be preempted: it may be about to fork or end."""
         if may_preempt:
-            self._dissolve_cohort(num_pending=0)
+            self.standing.dissolve_cohort(num_pending=0)
         schedule, shares = self._share_budget()
-        if len(self._cohort) and not self._has_room_for_all(shares):
-            self._dissolve_cohort(num_pending=1)
+        if len(self.standing.cohort) and not self._has_room_for_all(shares):
+            self.standing.dissolve_cohort(num_pending=1)
             schedule, shares = self._share_budget()
-        if len(self._cohort):
-            schedule.going_on = self._cohort.go_on(schedule.works[0].copies)
+        if len(self.standing.cohort):
+            schedule.going_on = self.standing.cohort.go_on(schedule.works[0].copies)
         elif self.speculation is not None and may_preempt:
             self._draft(self.speculation, schedule, shares)
-        num_decodes = len(self._cohort)
-        for gang in list(self._loose):
+        num_decodes = len(self.standing.cohort)
+        for gang in list(self.standing.loose):
             if gang not in shares or (schedule.num_preempted and gang.status is not SequenceStatus.RUNNING):
                 continue
             if gang.sequences[0].drafted and self._place_draft(gang, schedule):
@@ -224,7 +211,7 @@ class Scheduler:
         """Guesses for those who lack one position. They take up to half of what the step has left: others may come."""
         able = [
             gang.sequences[0]
-            for gang in self._loose
+            for gang in self.standing.loose
             if set(shares.get(gang, ())) == {1} and len(gang.sequences) == 1 and gang.sequences[0].output_token_ids
         ]
         num_rows, num_tracks = len(able), len(able[0].tracks) if able else 1
@@ -254,9 +241,9 @@ class Scheduler:
 
     def _has_room_for_all(self, shares: dict[Gang, list[int]]) -> bool:
         """Whether the cohort and all others find their blocks, whoever takes them first."""
-        most = self._cohort.most_new_blocks()
+        most = self.standing.cohort.most_new_blocks()
         most += sum(self._placement.most_new_blocks(gang, share) for gang, share in shares.items())
-        return len(self._cohort) <= self.max_num_batched_tokens and most <= self.managers[0].num_free
+        return len(self.standing.cohort) <= self.max_num_batched_tokens and most <= self.managers[0].num_free
 
     def _share_budget(self) -> tuple[Schedule, dict[Gang, list[int]]]:
         """A step to be filled, and the positions that each running gang outside the cohort may compute per track.
@@ -264,15 +251,15 @@ class Scheduler:
         Who lacks least goes first: a long prompt waits.
         """
         schedule = Schedule(self.max_num_batched_tokens, [Work() for _ in self.managers])
-        schedule.budget = max(0, schedule.budget - len(self._cohort))
-        num_loose = sum([len(gang.sequences) for gang in self._loose])
-        if num_loose <= schedule.budget and all(gang.decodes for gang in self._loose):  # the usual case
+        schedule.budget = max(0, schedule.budget - len(self.standing.cohort))
+        num_loose = sum([len(gang.sequences) for gang in self.standing.loose])
+        if num_loose <= schedule.budget and all(gang.decodes for gang in self.standing.loose):  # the usual case
             schedule.budget -= num_loose
             return schedule, {
-                gang: ONE if len(gang.sequences) == 1 else ONE * len(gang.sequences) for gang in self._loose
+                gang: ONE if len(gang.sequences) == 1 else ONE * len(gang.sequences) for gang in self.standing.loose
             }
         lacking = []
-        for gang in self._loose:
+        for gang in self.standing.loose:
             if gang.restart and self._placement.fork_again(gang):
                 self._look_for_sharing()
             lacking.append((gang, gang.missing()))
@@ -302,7 +289,7 @@ class Scheduler:
     def _grow(self, gang: Gang, share: list[int], schedule: Schedule) -> None:
         """Gives a gang the blocks of its share, taking them from the last in order; it may be the last itself."""
         while not self._placement.has_room(gang, share):
-            victim = self._victim(gang)
+            victim = self.standing.victim(gang)
             self._preempt(victim, schedule)
             if victim is gang:
                 schedule.budget += sum(share)
@@ -318,7 +305,7 @@ class Scheduler:
             gang = self.waiting[0]
             self._placement.plan_restart(gang)
             found = self._placement.find_prefixes(gang)
-            num_running = len(self._cohort) + sum(len(other.sequences) for other in self._loose)
+            num_running = len(self.standing.cohort) + sum(len(other.sequences) for other in self.standing.loose)
             if not self._placement.has_blocks_for(gang, found, num_running):
                 if self.running or not self._release_a_holder(gang):
                     return
@@ -336,31 +323,17 @@ class Scheduler:
             schedule.budget -= sum(share)
             self._placement.place(gang, share, schedule)
             gang.move(SequenceStatus.RUNNING)
-            self._run(gang)
+            self.standing.run(gang)
 
     # -- preemption ------------------------------------------------------------------------------------------
 
-    def _victim(self, gang: Gang) -> Gang:
-        """Who gives up blocks so that `gang` can grow: the last to run, else a later one that waits with some."""
-        last = self.running[-1]
-        if last is not gang:
-            return last
-        holder = self._last_holder()
-        return holder if holder is not None and holder.order > gang.order else gang
-
     def _release_a_holder(self, gang: Gang) -> bool:
         """Nothing runs, and `gang` still lacks blocks: others that wait with some recompute theirs later."""
-        holder = self._last_holder(but=gang)
+        holder = self.standing.last_holder(but=gang)
         if holder is None:
             return False
         self._placement.forget(holder)
         return True
-
-    def _last_holder(self, but: Gang | None = None) -> Gang | None:
-        for gang in reversed(self.waiting):
-            if gang is not but and any(track.num_computed for _, track in gang.tracks()):
-                return gang
-        return None
 
     def _preempt(self, gang: Gang, schedule: Schedule) -> None:
         schedule.num_preempted += 1
@@ -369,48 +342,20 @@ class Scheduler:
         if gang.status is not SequenceStatus.RUNNING:
             self._placement.forget(gang)
             return
-        self._take_out_running(gang)
+        self.standing.stop_running(gang)
         self._look_for_sharing()
         swaps = self.preemption_mode == "swap" and not gang.restart
         if swaps and self._placement.swap_out(gang, schedule):
-            gang.move(SequenceStatus.SWAPPED)
-            insort(self.waiting, gang, key=_order)
+            self.standing.wait(gang, SequenceStatus.SWAPPED)
             return
         self._placement.forget(gang)
-        self._wait(gang)
+        self.standing.wait(gang)
 
     def _look_for_sharing(self) -> None:
         """Tables of running tracks have changed, not only grown."""
         for shared_reads in self._shared_reads:
             shared_reads.forget()
 
-    def _run(self, gang: Gang) -> None:
-        insort(self.running, gang, key=_order)
-        insort(self._loose, gang, key=_order)
-
-    def _take_out_running(self, gang: Gang) -> bool:
-        """Returns whether it was there."""
-        if not _take_out(self._loose, gang):
-            self._cohort.leave(gang.sequences[0])
-        return _take_out(self.running, gang)
-
-    def _wait(self, gang: Gang) -> None:
-        gang.move(SequenceStatus.WAITING)
-        insort(self.waiting, gang, key=_order)
-
-
-def _order(gang: Gang) -> Order:
-    return gang.order
-
 
 def _longest_missing(lacking: tuple[Gang, list[int]]) -> int:
     return max(lacking[1])
-
-
-def _take_out(ordered: list[Gang], gang: Gang) -> bool:
-    """Removes a gang from a list that stands in order; returns whether it was there."""
-    index = bisect_left(ordered, gang.order, key=_order)
-    if index < len(ordered) and ordered[index] is gang:
-        del ordered[index]
-        return True
-    return False
