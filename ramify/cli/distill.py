@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,14 +19,12 @@ from ramify.distill.problems import Malformed, Problem, read_problems
 from ramify.distill.recipe import Recipe, load_preset, preset_names
 from ramify.distill.tally import percent
 from ramify.errors import InvalidInputError
-from ramify.ray.cluster import joined
-from ramify.ray.pool import Pool
-from ramify.ray.problems import ClusterWriters
 
 if TYPE_CHECKING:
     from ramify.distill.oracle import Oracle
     from ramify.distill.run import Summary
     from ramify.distill.writer import Writers
+    from ramify.ray.pool import Pool
 
 RECIPE_FIELDS = fields(Recipe)
 RECIPE = override_flags_of(RECIPE_FIELDS, "Recipe (default: what the preset says)")
@@ -90,14 +88,14 @@ def distill(
     found = _read(problems, limit, skips=on_malformed == "skip", has_oracle=recipe.oracle is not None)
     options: Any = chosen(values, OTHER_ENGINE_FLAGS)
     try:
-        with joined(ray_address) if ray else nullcontext():
+        with _joined(ray_address) if ray else nullcontext():
             from ramify.distill.run import Run  # torch takes a moment: what is wrong above is told without it
 
             run = Run(
                 recipe,
                 found,
                 out,
-                writers=ClusterWriters(recipe, options, pool) if ray else _here(recipe, options),
+                writers=_on_cluster(recipe, options, pool) if ray else _here(recipe, options),
                 preset=preset,
                 stops_at_refused=on_malformed == "stop",
                 show_progress=True,
@@ -123,6 +121,18 @@ def _here(recipe: Recipe, options: Any) -> Writers:
     )
 
 
+def _on_cluster(recipe: Recipe, options: Any, pool: Pool) -> Writers:
+    from ramify.ray.problems import ClusterWriters
+
+    return ClusterWriters(recipe, options, pool)
+
+
+def _joined(address: str | None) -> AbstractContextManager[None]:
+    from ramify.ray.cluster import joined
+
+    return joined(address)
+
+
 def _oracle(config: EngineConfig) -> Oracle:
     from ramify.drive.build import build_engine
     from ramify.replicas.doors import model_for_calls
@@ -131,6 +141,8 @@ def _oracle(config: EngineConfig) -> Oracle:
 
 
 def _pool(**given: Any) -> Pool:
+    from ramify.ray.pool import Pool
+
     try:
         return Pool(**given)
     except InvalidInputError as error:
