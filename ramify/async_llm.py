@@ -14,6 +14,7 @@ from ramify.drive.intake import Prompt
 from ramify.drive.mailroom import RequestStream
 from ramify.drive.prepare import has_own_process
 from ramify.drive.streaming_engine import StreamingEngine
+from ramify.engine.request import Request
 from ramify.errors import RamifyError
 from ramify.foreign.keywords import strict_keywords
 from ramify.foreign.vllm import CHAT_KEYWORDS, GENERATE_KEYWORDS
@@ -127,16 +128,21 @@ class AsyncLLM:
             chat_template_kwargs = calling.use.variables(chat_template_kwargs)
             self.intake.check_params(params)
             params = calling.params(params, self.codec)
-        request = self.intake.chat_request(
-            messages,
-            params,
-            request_id,
-            chat_template=chat_template,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template_kwargs=chat_template_kwargs,
-            priority=priority,
-        )
+
+        def make() -> Request:
+            return self.intake.chat_request(
+                messages,
+                params,
+                request_id,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
+                opening="" if calling is None else calling.opening,
+                priority=priority,
+            )
+
+        request = make() if calling is None else calling.in_words_of_tools(make)
         stream = self.engine.submit(request)
         if calling is not None:
             stream.change(CallReader(calling, is_delta=params.output_kind == OutputKind.DELTA).read)

@@ -145,17 +145,22 @@ class LLM:
         params = self._params_for(conversations, sampling_params)
         if calling is not None:
             params = [calling.params(each, self._codec) for each in params]
-        requests = [
-            self._intake.chat_request(
-                conversation,  # type: ignore[arg-type]
-                each,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template_kwargs=chat_template_kwargs,
-                chat_template=chat_template,
-            )
-            for conversation, each in zip(conversations, params, strict=True)
-        ]
+
+        def make() -> list[Request]:
+            return [
+                self._intake.chat_request(
+                    conversation,  # type: ignore[arg-type]
+                    each,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    chat_template_kwargs=chat_template_kwargs,
+                    chat_template=chat_template,
+                    opening="" if calling is None else calling.opening,
+                )
+                for conversation, each in zip(conversations, params, strict=True)
+            ]
+
+        requests = make() if calling is None else calling.in_words_of_tools(make)
         outputs = self._run(requests, use_tqdm=use_tqdm)
         return outputs if calling is None else [CallReader(calling).read(output) for output in outputs]
 

@@ -14,6 +14,7 @@ from ramify.drive.async_engine import AsyncEngine
 from ramify.drive.intake import Intake
 from ramify.engine.core import EngineCore
 from ramify.server.service import ServedModel
+from ramify.structured.grammars import Grammars
 from ramify.text.codec import TextCodec
 from ramify.text.token_text import byte_of_character
 from ramify.text.tokenizer import Tokenizer
@@ -30,7 +31,7 @@ class Script:
         self.texts = list(texts)
         self.prompt = ""  # the last one that was answered
         self.url = ""  # of the server, where there is one
-        self._codec = codec
+        self.codec = codec
         self._wanted: list[list[int]] = []
         [self._end] = codec.encode(END, add_special_tokens=False)
         [self._answer] = codec.encode(ANSWER, add_special_tokens=False)
@@ -42,8 +43,8 @@ class Script:
         begin = len(seen) - seen[::-1].index(self._answer)
         said = seen[begin:]
         if not said:
-            self.prompt = self._codec.decode(seen[: begin - 1])
-            self._wanted = [[*self._codec.encode(text, add_special_tokens=False), self._end] for text in self.texts]
+            self.prompt = self.codec.decode(seen[: begin - 1])
+            self._wanted = [[*self.codec.encode(text, add_special_tokens=False), self._end] for text in self.texts]
         for wanted in self._wanted:
             if wanted[: len(said)] == said and len(said) < len(wanted):
                 logits[wanted[len(said)]] = 0.0
@@ -71,6 +72,7 @@ def scripted_core(codec: TextCodec) -> tuple[EngineCore, Script]:
         eos_token_ids=codec.tokenizer.eos_token_ids,
         make_text=codec.make_stream,
     )
+    core.begin_matcher = Grammars(codec).begin
     script = Script(codec)
     device = core.device
     assert isinstance(device, FakeDevice)

@@ -77,6 +77,7 @@ class Intake:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
+        opening: str = "",
         priority: int = 0,
     ) -> Request:
         """From a conversation; the chat template itself writes the special tokens."""
@@ -86,6 +87,7 @@ class Intake:
             continue_final_message=continue_final_message,
             chat_template_kwargs=chat_template_kwargs,
             chat_template=chat_template,
+            opening=opening,
         )
         token_ids = self.codec.encode(text, add_special_tokens=False)
         return self._make(params, request_id, priority, text=text, token_ids=self._checked(token_ids))

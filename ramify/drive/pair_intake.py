@@ -109,6 +109,7 @@ class PairIntake(Intake):
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
+        opening: str = "",
         priority: int = 0,
     ) -> Request:
         """From one conversation, or one for each model, rendered by each model's own chat template."""
@@ -117,6 +118,7 @@ class PairIntake(Intake):
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
             "chat_template": chat_template,
+            "opening": opening,
         }
         teacher = Rendered(*self.teacher.render_chat(messages, **options))
         theta = Rendered(*self.theta.render_chat(messages if theta_messages is None else theta_messages, **options))

@@ -58,6 +58,7 @@ def chat_routes(service: Service) -> APIRouter:
             if calling is None
             else calling.use.variables(body.chat_template_kwargs),
             "chat_template": body.chat_template,
+            "opening": "" if calling is None else calling.opening,
         }
 
         def make() -> EngineRequest:
@@ -67,7 +68,7 @@ def chat_routes(service: Service) -> APIRouter:
             return intake.chat_request(body.messages, params, name, theta_messages=body.theta_messages, **options)
 
         made = partial(in_words_of_response_format, make) if body.is_formatted else make
-        request = await beside_the_loop(made)
+        request = await beside_the_loop(made if calling is None else partial(calling.in_words_of_tools, made))
         if calling is not None:
             _check_readable(calling)
         shape = ChatShape(name, model, body, params, calling)

@@ -100,10 +100,12 @@ class TextCodec:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
+        opening: str = "",
     ) -> str:
         """The text of a conversation, by the model's own chat template unless another is given.
 
-        With `continue_final_message` it ends where the last message's text ends, so that the model goes on with it.
+        `opening` is what the turn that is opened begins with. With `continue_final_message` the text ends where the
+        last message ends, so that the model goes on with it.
         """
         if continue_final_message and add_generation_prompt:
             raise InvalidInputError(
@@ -118,7 +120,9 @@ class TextCodec:
             if name in extra:
                 raise InvalidInputError(f"chat_template_kwargs must not name {name!r}: it has a place of its own")
         text = template.render(messages, add_generation_prompt=add_generation_prompt, **extra)
-        return up_to_message(text, messages[-1]) if continue_final_message else text
+        if continue_final_message:
+            return up_to_message(text, messages[-1])
+        return text + opening if add_generation_prompt else text
 
 
 def up_to_message(text: str, message: Message) -> str:

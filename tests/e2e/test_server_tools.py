@@ -218,6 +218,72 @@ def test_calls_and_results_travel_back_into_the_template(
     assert prompt.endswith(f"[tool]rain{calls[0].id}")
 
 
+# -- calls that must be made ----------------------------------------------------------------------------------
+
+CELL: Any = {
+    "type": "function",
+    "function": {
+        "name": "cell",
+        "parameters": {
+            "type": "object",
+            "properties": {"row": {"$ref": "#/$defs/place"}, "column": {"$ref": "#/$defs/place"}},
+            "required": ["row", "column"],
+            "additionalProperties": False,
+            "$defs": {"place": {"enum": ["a", "b"]}},
+        },
+        "strict": True,
+    },
+}
+
+
+@pytest.mark.parametrize(("model", "is_named"), [("hermes", False), ("llama", True)])
+def test_a_call_is_made_whatever_the_model_would_rather_write(
+    client: openai.OpenAI, scripts: dict[str, Script], model: str, is_named: bool
+) -> None:
+    pytest.importorskip("llguidance")
+    scripts[model].texts = ["I would rather talk."]
+    choice: Any = {"type": "function", "function": {"name": "cell"}} if is_named else "required"
+    options: dict[str, Any] = {"model": model, "messages": ASKED, "tools": [TIME, CELL], "tool_choice": choice}
+    options |= {"n": 2, "seed": 1, "max_tokens": 400}
+    found = set()
+    reply = client.chat.completions.create(**options, extra_body={"return_token_ids": True})
+    prompt = scripts[model].codec.decode((reply.model_extra or {})["prompt_token_ids"])
+    assert prompt.endswith("<answer>" if model == "llama" else "<answer><tool_call>\n"), "as the model begins a call"
+    for each in reply.choices:
+        [call] = each.message.tool_calls or []
+        assert call.type == "function"
+        found.add((call.function.name, tuple(json.loads(call.function.arguments).items())))
+        assert (each.finish_reason, each.message.content) == ("tool_calls", None)
+    allowed = {("cell", (("row", row), ("column", column))) for row in "ab" for column in "ab"}
+    assert found <= allowed | (set() if is_named else {("time", ())})
+    told = set()
+    for streamed_choice in streamed(client, **options).values():
+        [streamed_call] = streamed_choice["calls"].values()
+        told.add((streamed_call["name"], tuple(json.loads(streamed_call["arguments"]).items())))
+        assert (streamed_choice["end"], streamed_choice["content"]) == ("tool_calls", "")
+    assert told == found
+
+
+def test_a_schema_that_cannot_be_followed_is_told_by_its_field(url: str) -> None:
+    pytest.importorskip("llguidance")
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "minProperties": "x"}}}
+    body = {"model": "hermes", "messages": ASKED, "tools": [tool], "tool_choice": "required"}
+    error = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()["error"]
+    assert error["message"].startswith("tools: the parameters of these functions cannot be followed")
+    assert error["param"] == "tools"
+
+
+def test_another_structure_beside_a_forced_call_is_refused(url: str) -> None:
+    body = {"model": "hermes", "messages": ASKED, "tools": TOOLS, "tool_choice": "required"}
+    reply = httpx.post(
+        f"{url}/v1/chat/completions", json={**body, "response_format": {"type": "json_object"}}, timeout=60
+    )
+    assert reply.status_code == 400
+    assert "must be left out where tool_choice" in reply.json()["error"]["message"]
+
+
+# -- refusals -------------------------------------------------------------------------------------------------
+
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"model": "plain"}, "tools are not supported by this model: its chat template has no place for them"),
     ({"model": "other"}, "--tool-call-parser names one: hermes, llama3_json"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-from ramify.errors import UnsupportedError
+from ramify.errors import InvalidInputError
 from ramify.outputs import ToolCall
 from ramify.sampling_params import SamplingParams
 from ramify.text.codec import TextCodec
@@ -13,6 +15,8 @@ from ramify.text.tools.events import ToolParser, read_whole
 from ramify.text.tools.formats import FORMATS, ToolFormat, format_of
 from ramify.text.tools.llama3 import Llama3Parser
 from ramify.text.tools.tool_use import ToolUse
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +57,37 @@ class Calling:
     def params(self, params: SamplingParams, codec: TextCodec) -> SamplingParams:
         """The caller's parameters, with what calls need of them."""
         if self.use.forced:
-            raise UnsupportedError("tool_choice must be 'none' or 'auto': calls cannot be forced yet")
+            return self._forcing(params)
         tags = () if self.format is None else self.format.tags
         tokenizer = codec.tokenizer
         if tokenizer is None or not any(tokenizer.token_to_id(tag) in tokenizer.special_token_ids for tag in tags):
             return params
         return params.clone(skip_special_tokens=False)
+
+    def _forcing(self, params: SamplingParams) -> SamplingParams:
+        """Nothing but the object of one call can be written."""
+        if params.structured_outputs is not None:
+            raise InvalidInputError(
+                "structured_outputs and response_format must be left out where tool_choice makes the model call one"
+            )
+        arguments = "arguments" if self.format is None else self.format.arguments
+        schema = self.use.schema(arguments)
+        return self.in_words_of_tools(lambda: params.clone(structured_outputs={"json": schema}))
+
+    @property
+    def opening(self) -> str:
+        """What the answer begins with before anything is drawn: a call that is forced begins as the model begins it."""
+        return self.format.opening if self.use.forced and self.format is not None else ""
+
+    def in_words_of_tools(self, make: Callable[[], T]) -> T:
+        """What `make` makes of such parameters; what is wrong with a schema is told by the field that has it."""
+        try:
+            return make()
+        except InvalidInputError as error:
+            where = "structured_outputs['json']"
+            if not self.use.forced or not str(error).startswith(where):
+                raise
+            raise type(error)(f"tools: the parameters of these functions{str(error).removeprefix(where)}") from None
 
     def parser(self) -> ToolParser:
         """For one answer."""

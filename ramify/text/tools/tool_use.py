@@ -63,15 +63,18 @@ class ToolUse:
 
     def schema(self, arguments: str) -> dict[str, Any]:
         """The JSON schema of one call of a forced function, whose arguments go by that name."""
-        calls = [
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, arguments: _parameters(self.functions[name])},
-                "required": ["name", arguments],
-                "additionalProperties": False,
-            }
-            for name in self.forced
-        ]
+        calls = []
+        for index, name in enumerate(self.forced):
+            place = "#" if len(self.forced) == 1 else f"#/anyOf/{index}"
+            parameters = _moved(_parameters(self.functions[name]), f"{place}/properties/{arguments}")
+            calls.append(
+                {
+                    "type": "object",
+                    "properties": {"name": {"const": name}, arguments: parameters},
+                    "required": ["name", arguments],
+                    "additionalProperties": False,
+                }
+            )
         return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
     def _check_strictness(self, listed: Sequence[Mapping[str, Any]]) -> None:
@@ -88,6 +91,20 @@ def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
     """Its schema; a function without one takes no arguments."""
     given = function.get("parameters")
     return dict(given) if given else {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema whose references to its own parts still find them when it stands at another place."""
+    if isinstance(schema, list):
+        return [_moved(part, place) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: place + part[1:]
+        if key == "$ref" and isinstance(part, str) and part.startswith("#")
+        else _moved(part, place)
+        for key, part in schema.items()
+    }
 
 
 def _list_of(tools: object, *, is_openai: bool) -> list[dict[str, Any]]:
