@@ -66,9 +66,9 @@ class Announcer:
         _log.info("Serving %s at %s after %.1f s (Ctrl-C ends)", names, address, seconds)
 
     def ending(self, service: Service) -> None:
-        if service.loss is not None:
-            _log.error("Ending: %s", service.loss)
-        elif service.num_unfinished:
+        if (
+            service.loss is None and service.num_unfinished
+        ):  # a loss is raised in the end, and told by whoever catches it
             _log.info("Ending: %d prompts have up to %g s", service.num_unfinished, service.config.grace_period)
 
 

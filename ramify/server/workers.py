@@ -305,6 +305,4 @@ class Workers:
         if self._is_ending:
             return
         self._failure = error
-        if isinstance(error, EngineLostError):
-            _log.error("Ending: %s", error)
         self._end()
