@@ -7,11 +7,16 @@ PIP_INSTALL = -m pip install --disable-pip-version-check -c constraints.txt $(PI
 INSTALL = $(BIN)/python $(PIP_INSTALL)
 EXTRAS := ray eval trl # of pyproject.toml: what `make test-extras` installs beside the dev tools
 EXTRAS_BIN := .venv-extras/bin
+DOCS_BIN := .venv-docs/bin
+# A program that prints what the named extras of pyproject.toml need.
+REQUIREMENTS = 'import sys, tomllib; \
+	extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+	print(*(need for name in sys.argv[1:] for need in extras[name] if "ramify-llm" not in need), sep="\n")'
 SERVE ?= # further flags: make serve SERVE="--port 9000"
 CPU_KERNELS := $(wildcard ramify/cpu/*.cpp ramify/cpu/*.h)
 PROMPT ?= Once upon a time, in a small village by the sea,
 
-.PHONY: demo test test-long test-search test-extras test-gpu check format count bench sanitize serve wheel dist clean
+.PHONY: demo test test-long test-search test-extras test-gpu check format docs count bench sanitize serve wheel dist clean
 
 demo: .venv/.installed
 	$(BIN)/ramify generate "$(PROMPT)" -n 4 --temperature 0.8 --max-tokens 48 --seed 7
@@ -48,6 +53,11 @@ format: .venv/.installed-dev
 	$(BIN)/clang-format -i $(CPU_KERNELS)
 	$(BIN)/python docs/count.py --write >/dev/null
 	$(BIN)/python docs/api.py --write
+	$(BIN)/python docs/charts.py --write
+
+# The site, build/site/index.html. Its tools come once, into an environment of their own; to build it needs no network.
+docs: .venv-docs/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict
 
 # How much there is to read, by room; `make format` writes the tour's numbers where they are said.
 count:
@@ -83,7 +93,7 @@ dist: .venv/.installed-dev
 	$(BIN)/python .ci/check_wheel.py dist/*.whl
 
 clean:
-	rm -rf .venv .venv-extras build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-extras .venv-docs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ramify needs Python 3.11 or newer: make PYTHON=python3.11 demo")'
@@ -116,9 +126,13 @@ clean:
 	$(BIN)/python -m venv .venv-extras
 	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
 		> "$$($(EXTRAS_BIN)/python -c 'import site; print(site.getsitepackages()[0])')/below.pth"
-	$(BIN)/python -c 'import sys, tomllib; \
-		extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
-		print(*(need for name in sys.argv[1:] for need in extras[name] if "ramify-llm" not in need), sep="\n")' \
-		$(EXTRAS) > .venv-extras/requirements.txt
+	$(BIN)/python -c $(REQUIREMENTS) $(EXTRAS) > .venv-extras/requirements.txt
 	$(EXTRAS_BIN)/python $(PIP_INSTALL) -r .venv-extras/requirements.txt
+	@touch $@
+
+# Small, and for the site alone: neither PyTorch nor the package is in it.
+.venv-docs/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	$(PYTHON) -c $(REQUIREMENTS) docs > .venv-docs/requirements.txt
+	$(DOCS_BIN)/python $(PIP_INSTALL) -r .venv-docs/requirements.txt
 	@touch $@

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "docs" / "tour.md", ROOT / "README.md")
+PAGES = (ROOT / "docs" / "tour.md", ROOT / "README.md", ROOT / "README.zh.md")
 STOP = re.compile(r"^### \d+\. `([\w/.]+)`$", re.MULTILINE)
 NUMBERS = re.compile(r"\*\*[\d,]+ files and [\d,]+ lines\*\*")
 

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md")), *ROOT.glob("examples/**/*.md")]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "README.zh.md", "CHANGELOG.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *ROOT.glob("examples/**/*.md"),
+]
 NAMED_ELSEWHERE = {"docs/distillation.md"}  # a page of one of the source documents
 
 
@@ -41,3 +45,9 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
 def test_the_readme_links_every_page() -> None:
     linked = set(re.findall(r"\]\(docs/(\w+\.md)", (ROOT / "README.md").read_text(encoding="utf-8")))
     assert {page.name for page in ROOT.glob("docs/*.md")} == linked
+
+
+def test_the_recipes_are_listed() -> None:
+    folder = ROOT / "docs" / "recipes"
+    linked = set(re.findall(r"\]\((\w+\.md)\)", (folder / "index.md").read_text(encoding="utf-8")))
+    assert {page.name for page in folder.glob("*.md")} - {"index.md"} == linked

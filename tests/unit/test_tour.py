@@ -1,8 +1,9 @@
-"""The tour goes through files that exist, and it and the README say how much that is to read."""
+"""The tour goes through files that exist, and the README says how much that is to read; in Chinese it says the same."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -30,3 +31,23 @@ def test_the_engine_imports_no_torch_as_the_tour_says() -> None:
     engine = [path for path in count.stops() if "engine" in path.parts]
     assert len(engine) > 10
     assert [path.name for path in engine if "import torch" in path.read_text()] == []
+
+
+README, README_ZH = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh.md"))
+CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_the_chinese_readme_has_the_same_code() -> None:
+    """Comments too: a block is changed in README.md and then copied to README.zh.md."""
+    assert CODE.findall(README_ZH) == CODE.findall(README)
+
+
+def test_the_chinese_readme_has_the_same_parts() -> None:
+    """Headings of the same levels in the same order, blocks of code between them, and a link to the other language."""
+
+    def outline(text: str) -> list[str]:
+        return [line.split(" ")[0] for line in CODE.sub("```", text).splitlines() if line.startswith(("#", "```"))]
+
+    assert outline(README_ZH) == outline(README)
+    assert "[中文](README.zh.md)" in README
+    assert "[English](README.md)" in README_ZH
