@@ -148,3 +148,10 @@ def test_genlm_programs_run_on_nodes() -> None:
     assert sum(weights) == pytest.approx(1, abs=0.02)
     [count] = [int(line.split()[0]) for line in lines if "positions were computed" in line]
     assert count < 20, "a prefix that is one token longer computes two positions, not all of them"
+
+
+def test_samples_of_a_schema_vote() -> None:
+    pytest.importorskip("llguidance")
+    lines = run("structured_output.py")
+    assert re.fullmatch(r"city: (Paris|Rome|Oslo|Cairo) \(\d of \d\)", lines[-2])
+    assert re.fullmatch(r"days: \d+ \(\d of \d\)", lines[-1])
