@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse
 
 from ramify.server.body import JsonRoute
 from ramify.server.chat import chat_routes
@@ -18,9 +18,9 @@ from ramify.server.guard import Guard
 from ramify.server.metrics import ServerMetrics
 from ramify.server.openapi import DESCRIPTION, failures
 from ramify.server.pages import Playground
+from ramify.server.probes import probe_routes
 from ramify.server.records import Recorder
 from ramify.server.reference import reference_page
-from ramify.server.replies import Health
 from ramify.server.service import ServedModel, Service
 from ramify.server.tokens import model_routes
 from ramify.version import __version__
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ramify.async_llm import AsyncLLM  # brings torch, which a server that still loads its model need not wait for
 
 # Without a key a client may ask whether the server is alive, and load the playground, which then asks for the key.
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/ping"})
 
 
 def create_app(llm: AsyncLLM, config: ServerConfig | None = None) -> FastAPI:
@@ -58,7 +58,8 @@ def app_of(service: Service) -> FastAPI:
     app.include_router(model_routes(service))
     playground = Playground()
     app.include_router(playground.routes())
-    app.include_router(_state_routes(service, metrics))
+    app.include_router(probe_routes(service))
+    app.include_router(_metrics_routes(metrics))
 
     @app.get("/docs", include_in_schema=False)
     async def reference() -> HTMLResponse:
@@ -83,20 +84,8 @@ def app_of(service: Service) -> FastAPI:
     return app
 
 
-def _state_routes(service: Service, metrics: ServerMetrics) -> APIRouter:
+def _metrics_routes(metrics: ServerMetrics) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, tags=["state"])
-
-    @router.get(
-        "/health",
-        response_model=Health,
-        responses={503: {"model": Health, "description": "Not ready, or not any more."}},
-    )
-    async def health() -> JSONResponse:
-        """200 once the model is loaded and warm and as long as the engine works; 503 before, after and in between."""
-        reason = service.trouble
-        if reason is None:
-            return JSONResponse({"status": "ready"})
-        return JSONResponse({"status": "not ready", "reason": reason}, 503)
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}, **failures(401)})
     async def show_metrics() -> Response:

@@ -193,6 +193,10 @@ class TokenizerInfo(Reply):
     chat_template: str | None = Field(description="In Jinja's language, as the model brings it.")
 
 
+class Version(Reply):
+    version: str
+
+
 class Health(Reply):
     status: Literal["ready", "not ready"]
     reason: str | None = Field(None, description="Why not, and how far loading is.")

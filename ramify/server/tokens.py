@@ -28,6 +28,9 @@ def model_routes(service: Service) -> APIRouter:
         service.model(None)
         return {"object": "list", "data": [_card(model) for model in service.models.values()]}
 
+    # What follows takes any path; a slash at the end names no model.
+    router.add_api_route("/v1/models/", list_models, response_model_exclude_unset=True, include_in_schema=False)
+
     @router.get(
         "/v1/models/{name:path}",
         response_model=ModelCard,
