@@ -102,9 +102,8 @@ def test_a_judge_of_hugging_faces_kind(folder: Path, printed: Printed) -> None:
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, pad_token_id=1
-    )
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=2, pad_token_id=1, num_labels=1)
     torch.manual_seed(0)
     transformers.LlamaForSequenceClassification(config).save_pretrained(folder / "my-reward-model")
     backend = Tokenizer(models.WordLevel({f"w{number}": number for number in range(64)}, unk_token="w0"))
@@ -114,8 +113,8 @@ def test_a_judge_of_hugging_faces_kind(folder: Path, printed: Printed) -> None:
 
     rule, judge, _ = blocks("reward_model.md")
     names: dict[str, Any] = {}
-    run("reward_model.md", rule.replace("max_tokens=60", "max_tokens=12"), names)
-    run("reward_model.md", judge, names)
+    for block in (rule, judge):
+        run("reward_model.md", block.replace("max_tokens=60", "max_tokens=12"), names)
     assert names["rewards"].shape == (8,)
     assert names["best"].text in printed()
 
