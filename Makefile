@@ -5,7 +5,7 @@ PIP_ARGS ?= # further options of pip: where its packages come from, what it may 
 BIN := .venv/bin
 PIP_INSTALL = -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 INSTALL = $(BIN)/python $(PIP_INSTALL)
-EXTRAS := ray eval trl # of pyproject.toml: what `make test-extras` installs beside the dev tools
+EXTRAS := ray eval trl notebooks # of pyproject.toml: what `make test-extras` installs beside the dev tools
 EXTRAS_BIN := .venv-extras/bin
 DOCS_BIN := .venv-docs/bin
 # A program that prints what the named extras of pyproject.toml need.

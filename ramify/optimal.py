@@ -21,6 +21,7 @@ from ramify.engine.core import EngineCore
 from ramify.engine.request import Request
 from ramify.errors import InvalidInputError, UnsupportedError
 from ramify.notebook import cards
+from ramify.notebook.token_shades import reach_of
 from ramify.outputs import CompletionOutput, MixtureReport, PairLogprobs, RequestOutput
 from ramify.replicas.doors import pair_for_calls
 from ramify.sampling_params import OutputKind, SamplingParams
@@ -124,10 +125,11 @@ class OptimalOutputs:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: texts shaded by alpha, and alpha over the tokens."""
+        reach = reach_of(self.samples)
         return cards.html_of_requests(
             self.outputs,
             pieces_of=lambda sample: token_texts(sample.token_ids, self.tokenizer),
-            below=lambda sample: alpha_view.small_curve([report.alpha for report in sample.mixture or ()]),
+            below=lambda sample: alpha_view.small_curve([report.alpha for report in sample.mixture or ()], reach),
         )
 
 

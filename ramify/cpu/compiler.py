@@ -26,7 +26,8 @@ from ramify.models.embedded import cache_folder
 
 HERE = Path(__file__).parent
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread")
-SECONDS = 120  # far more than any machine needs
+SECONDS = 120  # far more than any machine needs, while somebody waits for a model
+SECONDS_OF_A_BUILD = 3600  # whoever makes a wheel can see that a busy machine takes its time
 ROOM = 2_000_000  # bytes: the library, and what the compiler writes on its way
 KEPT_DAYS = 60  # libraries of earlier versions and other processors
 
@@ -73,22 +74,23 @@ def compile_library(folder: Path, name: str, instructions: InstructionSet, *, fo
         with tempfile.TemporaryDirectory(prefix="compile-", dir=folder) as work:
             units = [path for path in _sources() if path.suffix == ".cpp"]
             older = ("-include", str(HERE / "older_glibc.h")) if for_other_machines else ()
-            _run([compiler, *FLAGS, *instructions.options, *older, "-c", *map(str, units)], work)
-            _run([compiler, "-shared", "-s", *(f"{path.stem}.o" for path in units), "-o", name], work)
+            seconds = SECONDS_OF_A_BUILD if for_other_machines else SECONDS
+            _run([compiler, *FLAGS, *instructions.options, *older, "-c", *map(str, units)], work, seconds)
+            _run([compiler, "-shared", "-s", *(f"{path.stem}.o" for path in units), "-o", name], work, seconds)
             Path(work, name).replace(folder / name)  # atomic: another process sees the whole file or none
     except OSError as error:
         raise NoCompilerError(f"the library could not be stored: {disk.reason(error, folder, ROOM)}") from None
 
 
-def _run(command: list[str], folder: str) -> None:
+def _run(command: list[str], folder: str, seconds: int) -> None:
     try:
         # What the compiler writes on its way lies beside the library: one disk must have room, not two.
         environment = {**os.environ, "TMPDIR": folder}
         done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired:
-        raise NoCompilerError(f"the compiler did not end within {SECONDS} s") from None
+        raise NoCompilerError(f"the compiler did not end within {seconds} s") from None
     if done.returncode != 0:
         lines = done.stderr.splitlines() or ["nothing"]
         said = next((line for line in lines if "error" in line.lower()), lines[0])

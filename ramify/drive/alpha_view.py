@@ -137,12 +137,13 @@ def curves(series: Mapping[str, tuple[Sequence[float], str]], highest: float | N
     )
 
 
-def small_curve(alphas: Sequence[float]) -> str:
-    """Alpha over the tokens as a small SVG without a style sheet; the middle of its height is 1/2."""
+def small_curve(alphas: Sequence[float], reach: float = 0.5) -> str:
+    """Alpha over the tokens as a small SVG without a style sheet: from 1/2 - reach to 1/2 + reach."""
     if not alphas:
         return ""
     spacing = SMALL_WIDTH / max(len(alphas) - 1, 1)
-    points = " ".join(f"{index * spacing:.1f},{(1 - alpha) * SMALL_HEIGHT:.1f}" for index, alpha in enumerate(alphas))
+    heights = [(0.5 - (alpha - 0.5) / (2 * reach)) * SMALL_HEIGHT for alpha in alphas]
+    points = " ".join(f"{index * spacing:.1f},{height:.1f}" for index, height in enumerate(heights))
     line = 'style="fill:none;stroke:currentColor;stroke-width:1;vector-effect:non-scaling-stroke"'
     return (
         f'<svg viewBox="0 0 {SMALL_WIDTH} {SMALL_HEIGHT}" preserveAspectRatio="none" role="img" '

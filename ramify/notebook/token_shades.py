@@ -109,11 +109,16 @@ def _token(
     title = escape("\n".join(told)).replace("\n", "&#10;")
     if not is_text:
         pill = "font-size:.75em;opacity:.7;border:1px solid rgba(128,128,128,.5);border-radius:.9em;padding:0 .5em"
-        return f'<span title="{title}" style="{pill};background:{colour or "none"}">{escape(piece) or "·"}</span>'
+        spelled = escape(_visible(piece)) or "·"
+        return f'<span title="{title}" style="{pill};background:{colour or "none"}">{spelled}</span>'
     # A space before a word stays clear: shaded, it would hang at the end of the line before.
     gap = " " if piece.startswith(" ") else ""
     style = f"background:{colour or 'none'};border-radius:3px"
     return f'{gap}<span title="{title}" style="{style}">{escape(piece[len(gap) :])}</span>'
+
+
+def _visible(piece: str) -> str:
+    return piece.replace("\n", "↵").replace("\t", "⇥")
 
 
 def _surprise(logprob: float) -> float:

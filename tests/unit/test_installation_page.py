@@ -13,7 +13,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 def test_extras_and_targets_exist() -> None:
     extras = re.findall(r'pip install (?:-e )?"\.\[(\w+)\]"', PAGE)
-    assert extras == ["server", "dev"]
+    assert extras == ["server", "dev", "notebooks"]
     assert set(extras) <= set(PROJECT["optional-dependencies"])
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     named = {word for line in re.findall(r"[`$ ]make ([\w ]+)", PAGE) for word in line.split()}
