@@ -21,13 +21,27 @@ def validate_messages(messages: object) -> list[dict[str, Any]]:
 
     The text parts of one content are joined by line breaks. Only a message with `tool_calls`, or a tool's, may have
     none. Arguments of its calls that come as JSON text, as in OpenAI's protocol, become objects, which templates write.
-    Other keys (name, tool_call_id) are passed on as they are.
+    Other keys (name, tool_call_id) are passed on as they are, unless they are null, as clients write what is not there.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidInputError(f"messages must be a list of messages, not {type(messages).__name__}")
     if not messages:
         raise InvalidInputError("messages must not be empty")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    checked = [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    _name_results(checked)
+    return checked
+
+
+def _name_results(messages: list[dict[str, Any]]) -> None:
+    """Tells of a result which function it is of, where only its call says so: some templates write that."""
+    names: dict[Any, Any] = {}
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            if isinstance(call, dict) and isinstance(call.get("id"), str) and isinstance(call.get("function"), dict):
+                names[call["id"]] = call["function"].get("name")
+        called = message.get("tool_call_id")
+        if isinstance(called, str) and isinstance(names.get(called), str):
+            message.setdefault("name", names[called])
 
 
 def _message(message: object, where: str) -> dict[str, Any]:
@@ -47,8 +61,14 @@ def _message(message: object, where: str) -> dict[str, Any]:
         if not isinstance(key, str):
             raise InvalidInputError(f"{where} has a key that is no text: {shown(key)}")
         place = f"{where}.{key[:_SHOWN_CHARACTERS]}"
-        checked[key] = _content(value, place) if key == "content" else plain_data(value, place)
-    if isinstance(calls := checked.get("tool_calls"), list):
+        if key == "content":
+            checked[key] = _content(value, place)
+        elif value is not None and (value or key != "tool_calls"):
+            checked[key] = plain_data(value, place)
+    calls = checked.get("tool_calls", [])
+    if not isinstance(calls, list):
+        raise InvalidInputError(f"{where}.tool_calls must be a list of calls, not {type(calls).__name__}")
+    if calls:
         checked["tool_calls"] = [_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
     return checked
 

@@ -370,6 +370,26 @@ def test_tool_calls_that_a_template_would_leave_out_are_refused() -> None:
         template.render(calls)
 
 
+def test_what_clients_write_for_nothing_is_not_there_for_templates_that_ask() -> None:
+    """Messages of the openai client, sent back, have nulls; Llama 3's template asks for `'tool_calls' in message`."""
+    template = ChatTemplate(
+        "{% for m in messages %}{{ m | list | join(' ') }};{% endfor %}{{ messages[0].tool_calls }}", {}
+    )
+    plain: dict[str, Any] = {"role": "assistant", "content": "x", "refusal": None, "name": None}
+    assert template.render([{**plain, "tool_calls": None}, {**plain, "tool_calls": []}]) == "role content;role content;"
+    with pytest.raises(InvalidInputError, match=r"^messages\[0\]\.tool_calls must be a list of calls, not dict"):
+        validate_messages([{**plain, "tool_calls": {"id": "1"}}])
+
+
+def test_a_result_has_the_name_of_its_function() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": ""}}
+    result: dict[str, Any] = {"role": "tool", "tool_call_id": "c1", "content": "42"}
+    asked: list[Any] = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    checked = validate_messages([*asked, result, {**result, "name": "g"}, {**result, "tool_call_id": "c2"}])
+    assert checked[0]["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
+    assert [message.get("name") for message in checked[1:]] == ["f", "g", None]
+
+
 def test_a_template_that_fails_at_a_content_of_null_tells_which() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.content + m.tool_calls|length|string }}{% endfor %}", {})
     with pytest.raises(ChatTemplateError, match=r"\(messages\[0\]\.content is null\)$"):
