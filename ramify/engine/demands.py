@@ -111,7 +111,9 @@ class Demands:
     @cached_property
     def may_run_ahead_by_kernels(self) -> bool:
         """The same where the device keeps what was drawn, and its kernels look back at that."""
-        return self.may_run_ahead or (not self.steps_together and self.sampler != "full")
+        # What a grammar allows next is told by the host, which must know the token.
+        keeps_count = self.sampler != "full" and self.params.structured_outputs is None
+        return self.may_run_ahead or (not self.steps_together and keeps_count)
 
     @cached_property
     def may_speculate(self) -> bool:
@@ -206,7 +208,8 @@ class Demands:
     def is_controlled(self) -> bool:
         """Whether penalties, bias or bans change its logits."""
         params = self.params
-        static = params.logit_bias or params.allowed_token_ids or params.min_tokens or self.bad_words
+        named = params.logit_bias or params.allowed_token_ids or params.min_tokens or self.bad_words
+        static = named or params.structured_outputs
         return bool(static or self.counts_output or self.counts_prompt)
 
     @cached_property
@@ -217,7 +220,7 @@ class Demands:
         reports_beams = self.is_beam_search and params.logprobs is not None
         if params.logits_processors or self.diversity_penalty or reports_beams or reported > MOST_REPORTED:
             return "full"
-        if self.is_shaped or self.is_distinct or params.return_kept is not None or params.structured_outputs:
+        if self.is_shaped or self.is_distinct or params.return_kept is not None:
             return "full"
         words = self.bad_words
         if len(words) > MOST_BAD_WORDS or any(len(word) > LONGEST_BAD_WORD for word in words):

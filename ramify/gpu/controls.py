@@ -22,6 +22,7 @@ from ramify.engine.plan import Draw
 from ramify.gpu.kernels import controls as kernels
 from ramify.gpu.kernels.controls import ControlTables
 from ramify.sampling.columns import NO_SLOT
+from ramify.structured.matcher import GrammarFaultError
 
 _PENALTIES_OF_NONE = (1.0, 0.0, 0.0)
 UNKNOWN = -1  # no position
@@ -55,6 +56,9 @@ class ControlSlots:
         if entering:
             self._write(entering)
         self._next_positions[slots[asking]] = [_next_position(draws[index]) for index in asking]
+        following = [index for index in asking if draws[index].matcher is not None]
+        if following:
+            self._write_masks(slots[following], [draws[index] for index in following])
         return slots
 
     def go_on(self, slots: Int64s) -> None:
@@ -86,6 +90,25 @@ class ControlSlots:
             self._put(tables.allowed, where, np.stack([_or(each.allowed, none) for each in written]))
         self._write_words(where, entering, written)
         self._write_seen(where, entering)
+
+    def _write_masks(self, slots: Int64s, draws: Sequence[Draw]) -> None:
+        """What grammars allow at this step, found while the device computes the logits.
+
+        A grammar that cannot be followed any further allows nothing, which ends its request with an error.
+        """
+        width = self.tables.allowed.shape[1]
+        masks = np.zeros((len(draws), width), np.uint32)
+        for row, draw in enumerate(draws):
+            assert draw.matcher is not None
+            try:
+                allowed = draw.matcher.allowed_after(draw.output)
+            except GrammarFaultError:
+                continue
+            if allowed is not None:
+                masks[row, : len(allowed)] = allowed[:width]
+            if draw.demands.params.allowed_token_ids:
+                masks[row] &= _bits(draw.demands.params.allowed_token_ids, self._vocab_size).view(np.uint32)
+        self._put(self.tables.allowed, upload(slots, self.tables.allowed.device), masks.view(np.int32))
 
     def _write_words(self, where: Tensor, entering: Sequence[tuple[int, Draw]], written: Sequence[_Slot]) -> None:
         """Slots without words forget those of who had them before."""
@@ -148,11 +171,10 @@ class _Slot:
             repetition = min(max(params.repetition_penalty, 1 / LARGEST), LARGEST)
             self.penalties = (repetition, params.frequency_penalty, params.presence_penalty)
         self.allowed: NDArray[np.int32] | None = None
-        if params.allowed_token_ids:
+        if params.allowed_token_ids or params.structured_outputs:
             self.flags |= kernels.ALLOWS_SOME.value
-            bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
-            bits[list(params.allowed_token_ids)] = 1
-            self.allowed = np.packbits(bits, bitorder="little").view(np.int32)
+        if params.allowed_token_ids:
+            self.allowed = _bits(params.allowed_token_ids, vocab_size)
         entries = [
             (token, min(max(amount, -LARGEST), LARGEST), kernels.ALWAYS)
             for token, amount in (params.logit_bias or {}).items()
@@ -172,6 +194,12 @@ class _Slot:
         ]
         edges = np.arange(-(-vocab_size // kernels.CHUNK) + 1) * kernels.CHUNK
         self.starts = np.searchsorted(self.ids, edges)
+
+
+def _bits(token_ids: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    bits[list(token_ids)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def _stacked(rows: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:

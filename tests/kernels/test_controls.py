@@ -7,6 +7,7 @@ told, since what they take is not what their rows draw.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,8 @@ from ramify.sampling import columns as column
 from ramify.sampling.columns import Columns
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.pipeline import Sampler, Source
+from ramify.structured.matcher import GrammarFaultError, Mask
+from tests.masks import Sevenths
 
 VOCAB = 2300  # two chunks, the last one short
 STEPS = 6 if torch.cuda.is_available() else 2  # the interpreter takes its time
@@ -135,6 +138,47 @@ def test_every_control_as_torch_does_it(mode: LogprobsMode, device: torch.device
         for number, output in enumerate(outputs):
             beam = told.expansions.get(number)
             output.append(told.token_ids[number] if beam is None else beam.token_ids[1])
+
+
+@pytest.mark.parametrize("tracks", [1, 2])
+def test_grammars_mask_what_they_do_not_allow(tracks: int, device: torch.device) -> None:
+    """Beside rows without one; a grammar that cannot be followed any further leaves nothing."""
+
+    class Broken(Sevenths):
+        def allowed_after(self, output: Sequence[int], num_presumed: int = 0) -> Mask:  # noqa: ARG002
+            raise GrammarFaultError("too much")
+
+    grammar: dict[str, Any] = {"structured_outputs": {"regex": "any"}}
+    params = [
+        SamplingParams(**grammar),
+        SamplingParams(),
+        SamplingParams(temperature=0.0, repetition_penalty=1.3, **grammar),
+        SamplingParams(allowed_token_ids=list(range(0, VOCAB, 3)), top_k=20, **grammar),
+        SamplingParams(**grammar),
+    ]
+    prompts = tuple([7, 2, 2298 - track] for track in range(tracks))
+    asked = [
+        Demands(each, number=number, seed=number, prompts=prompts, eos_token_ids=ENDS, longest_output=50)
+        for number, each in enumerate(params)
+    ]
+    rules: list[Any] = [Sevenths(VOCAB, sorted(ENDS), length=1 if number == 0 else 9) for number in range(5)]
+    rules[1], rules[4] = None, Broken(VOCAB, sorted(ENDS))
+    mixer = None if tracks == 1 else Mixer(MixtureConfig())
+    sampler, truth = KernelSampler(8, VOCAB, device, "raw", mixer), Sampler("raw", mixer)
+    generator = torch.Generator().manual_seed(6)
+    outputs: list[list[int]] = [[] for _ in asked]
+    for position in range(2):
+        logits = [rows(len(asked), generator) for _ in range(tracks)]
+        draws = [
+            Draw(str(n), 0, 0, position, (), each, tuple(outputs[n]), matcher=rules[n]) for n, each in enumerate(asked)
+        ]
+        assert {draw.demands.choice.kind for draw in draws} == {"plain", "filtered"}, "kernels serve them"
+        expected = truth.sample([Source(part, range(len(asked))) for part in logits], draws)
+        told = by_kernels(sampler, logits, draws, device)
+        assert told.faults.keys() == expected.faults.keys() == {4}
+        compare(told, replace(expected, faults=told.faults), mixed=tracks == 2)
+        for number, output in enumerate(outputs):
+            output.append(told.token_ids[number])
 
 
 def test_bad_words_are_found_where_they_began(device: torch.device) -> None:
