@@ -34,12 +34,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gpu_peak import Peak  # type: ignore[import-not-found]
 from gpu_workloads import COMMON, PAIR, REHEARSAL, SHAPES, WORKLOADS, GpuWorkload  # type: ignore[import-not-found]
 from pair_report import Measured, measured, table  # type: ignore[import-not-found]
+from random_tokenizer import write_tokenizer  # type: ignore[import-not-found]
 
 from ramify import LLM, OptimalSampling, RequestOutput
 
 INVARIANT = "/invariant"  # after the name of a workload that is run with batch_invariant
 MEMORY_SHARE = 0.85  # gpu_memory_utilization
-LONGEST = {"7B": 17_408, "llama1B": 4_096, "llama8B": 4_096}  # contexts that workloads of these models need
+LONGEST = {
+    "7B": 17_408,
+    "llama1B": 4_096,
+    "text1B": 4_096,
+    "llama8B": 4_096,
+}  # contexts that workloads of these models need
 
 
 def engine(
@@ -59,6 +65,8 @@ def engine(
         folders[-1].mkdir(parents=True, exist_ok=True)
         facts = {**COMMON, **SHAPES[shape], **(REHEARSAL if rehearse else {})}
         (folders[-1] / "config.json").write_text(json.dumps(facts))
+        if shape.startswith("text"):
+            write_tokenizer(folders[-1])
     options: dict[str, Any] = {
         "load_format": "dummy",
         "warmup": warmup,

@@ -84,6 +84,7 @@ SHAPES["llama1B"] = {
     "num_key_value_heads": 8,
     "head_dim": 64,
 }
+SHAPES["text1B"] = SHAPES["llama1B"]  # with a tokenizer: grammars are of text
 SHAPES["llama8B"] = {
     **LLAMA,
     "hidden_size": 4096,
@@ -140,7 +141,11 @@ class GpuWorkload:
             seeded = {**self.params, "seed": index} if self.params.get("seed") is not None else self.params
             params.append(
                 SamplingParams(
-                    n=self.n, max_tokens=numbers.randint(*self.outputs), ignore_eos=True, detokenize=False, **seeded
+                    n=self.n,
+                    max_tokens=numbers.randint(*self.outputs),
+                    ignore_eos="structured_outputs" not in seeded,  # its outputs are long enough by themselves
+                    detokenize=False,
+                    **seeded,
                 )
             )
         return prompts, params
@@ -180,6 +185,18 @@ _CHATS = (256, (100, 200), 1, (128, 128))
 _PENALTIES = {"temperature": 0.8, "repetition_penalty": 1.1, "presence_penalty": 0.2}
 _BIAS = {"temperature": 0.8, "min_p": 0.05, "logit_bias": dict.fromkeys(range(200, 2200, 100), 2.0)}
 _BEAMS = {"strategy": "beam_search", "beam_width": 8}
+# More people than any output has room for.
+_PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "age": {"type": "integer"},
+        "known": {"type": "boolean"},
+    },
+    "required": ["name", "age", "known"],
+    "additionalProperties": False,
+}
+_GRAMMAR = {"temperature": 0.8, "structured_outputs": {"json": {"type": "array", "items": _PERSON, "minItems": 500}}}
 _FILTERS = {"temperature": 0.8, "top_k": 50, "top_p": 0.9}
 _PLAIN = (256, (128, 128), 1, (256, 256))
 _W = GpuWorkload
@@ -205,6 +222,8 @@ WORKLOADS = {
         _llama("chats256", "llama1B", _CHATS, {"temperature": 0.8}),
         _llama("penalties256", "llama1B", _CHATS, _PENALTIES, vllm=27_600, twin="chats256"),
         _llama("bias256", "llama1B", _CHATS, _BIAS, vllm=29_000, twin="chats256"),
+        _llama("text256", "text1B", _CHATS, {"temperature": 0.8}),
+        _llama("grammar256", "text1B", _CHATS, _GRAMMAR, twin="text256", share=0.85),
         _llama("plain512", "llama1B", (512, (128, 128), 1, (128, 128)), {}),
         _llama("topp512", "llama1B", (512, (128, 128), 1, (128, 128)), {"top_p": 0.95}, twin="plain512"),
         _llama(
