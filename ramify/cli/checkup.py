@@ -138,7 +138,10 @@ def _cpu_kernels(say: Callable[[str], None]) -> Finding:
     except InvalidInputError as error:
         return Finding("CPU kernels", "broken", str(error), f"unset {VARIABLE}, or set it to one of these")
     except NoCompilerError as error:
-        remedy = "install g++ (Debian, Ubuntu: apt install g++)" if shutil.which("g++") is None else "mend that"
+        remedy = "mend that"
+        if shutil.which("g++") is None:
+            carries = ", or Ramify's wheel, which carries them" if fitting(processor_flags()) else ""
+            remedy = f"install g++ (Debian, Ubuntu: apt install g++){carries}"
         advice = f"{remedy}; until then torch's operators serve, at about two thirds of the speed"
         return Finding("CPU kernels", "lacking", f"not there: {error}", advice)
     if asked is not None and asked in fits[1:]:
