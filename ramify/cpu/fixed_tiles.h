@@ -11,9 +11,10 @@
 
 #include "byte_products.h"
 
-constexpr long FIXED_BLOCK = 32;   // numbers of x that share a scale
-constexpr long DIGITS = 3;         // of a number
-constexpr long FIXED_DEPTH = 256;  // that a vector of columns goes before the next one does
+constexpr long FIXED_BLOCK = 32;         // numbers of x that share a scale
+constexpr long DIGITS = 3;               // of a number
+constexpr long FIXED_DEPTH = 256;        // that a vector of columns goes before the next one does
+constexpr long FIXED_PREFETCHED = 8192;  // bytes beyond that, into the second cache
 
 constexpr int FIXED_TILE_ROWS = 4;  // that are multiplied at once
 constexpr long EVERY = 1l << 40;    // any number of rows
@@ -151,7 +152,7 @@ static inline void multiply_fixed_tile(const FixedRows& x, long first, const uin
     Vector sums[ROWS][TILE_VECTORS] = {};
     for (long begin = 0; begin < depth; begin += FIXED_DEPTH) {
         const long end = depth - begin < FIXED_DEPTH ? depth : begin + FIXED_DEPTH;
-        const uint8_t* ahead = panel + end / UNIT * Format::UNIT_BYTES;
+        const uint8_t* ahead = panel + end / UNIT * Format::UNIT_BYTES + FIXED_PREFETCHED;
 #pragma GCC unroll 8
         for (int part = 0; part < TILE_VECTORS; ++part) {
             for (long k = begin; k < end; k += UNIT) {
@@ -161,7 +162,7 @@ static inline void multiply_fixed_tile(const FixedRows& x, long first, const uin
 #pragma GCC unroll 1
                 for (long inside = 0; inside < UNIT; inside += RUN, ahead += AHEAD) {
 #pragma GCC unroll 16
-                    for (long line = 0; line < AHEAD; line += 64) __builtin_prefetch(ahead + line);
+                    for (long line = 0; line < AHEAD; line += 64) __builtin_prefetch(ahead + line, 0, 2);
                     Integers weights[RUN / 4];
 #pragma GCC unroll 8
                     for (long step = 0; step < RUN / 4; step += 2) {

@@ -57,7 +57,7 @@ class Panels:
         self.num_rows, self.depth = weight.shape
         self.order = weight.order
         size = library.panels_size(self.stored_in.type_id, self.num_rows, self.depth)
-        self.data = torch.empty(size, dtype=torch.uint8)
+        self.data = _memory(size)
         library.pack(
             self.stored_in.type_id,
             weight.data.data_ptr(),
@@ -91,6 +91,18 @@ class Panels:
         if self.order is not None:
             found.index_copy_(1, self.order.long(), found.clone())
         return found
+
+
+HUGE_PAGE = 2 << 20  # bytes
+
+
+def _memory(size: int) -> Tensor:
+    """Aligned to huge pages, where some fit (products.cpp asks for them)."""
+    if size < HUGE_PAGE:
+        return torch.empty(size, dtype=torch.uint8)
+    whole = torch.empty(size + HUGE_PAGE, dtype=torch.uint8)
+    first = -whole.data_ptr() % HUGE_PAGE
+    return whole[first : first + size]
 
 
 ROWS_PER_THREAD = 16  # with fewer, one thread is done before a second has woken up
