@@ -58,7 +58,7 @@ class CpuLayers:
         self._attention = CpuAttention(library, pool, decoder.arch.num_heads, alike=batch_invariant)
         self._layers = [_Products(decoder.packing, layer, batch_invariant=batch_invariant) for layer in decoder.layers]
         self._head = decoder.packing.product(decoder.head, batch_invariant=batch_invariant)
-        self._buffers: dict[str, Tensor] = {}
+        self._buffers: dict[str, tuple[Tensor, Tensor]] = {}  # each, and the rows of it that were used last
 
     def prepare(self, reads: Reads) -> None:
         self._reads = reads
@@ -149,10 +149,13 @@ class CpuLayers:
 
     def _buffer(self, name: str, rows: int, *shape: int) -> Tensor:
         """Kept from step to step: fresh memory would be mapped anew, page by page."""
-        buffer = self._buffers.get(name)
+        buffer, part = self._buffers.get(name, (None, None))
         if buffer is None or len(buffer) < rows:
-            buffer = self._buffers[name] = torch.empty(rows, *shape)
-        return buffer[:rows]
+            buffer, part = torch.empty(rows, *shape), None
+        if part is None or len(part) != rows:  # mostly there are as many as the last time
+            part = buffer[:rows]
+            self._buffers[name] = buffer, part
+        return part
 
 
 def cpu_layers(decoder: Decoder, pool: KVPool, *, batch_invariant: bool = False) -> Layers:

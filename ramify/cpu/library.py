@@ -23,6 +23,8 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "tile_columns": ([], _LONG),
     # threads
     "set_torch_threads": ([_LONG], _LONG),
+    # memory, size
+    "ask_for_huge_pages": ([_POINTER, _LONG], None),
     # format, rows, depth
     "panels_size": ([_LONG] * 3, _LONG),
     # format, stored, panels, rows, depth, threads
@@ -57,6 +59,7 @@ class Library:
         for name, (arguments, result) in _SIGNATURES.items():
             function = getattr(functions, name)
             function.argtypes, function.restype = arguments, result
+        self.ask_for_huge_pages = functions.ask_for_huge_pages
         self.panels_size = functions.panels_size
         self.pack = functions.pack
         self.unpack_rows = functions.unpack_rows

@@ -8,8 +8,6 @@
 
 namespace {
 
-constexpr long HUGE_PAGE = 2 << 20;
-
 enum Ending { PLAIN, ADD, GATED };
 enum Form { NUMBERS, FIXED, INT8 };  // of x, for weights that are integers
 
@@ -88,17 +86,14 @@ void multiply_chunk(const Product& product, long panel, long first, long rows) {
     finish(product, first, rows, column, part->columns - panel * TILE_COLUMNS, sums);
 }
 
-// Weights are read from end to end for every token: with pages of 2 MiB, a core reads a third faster. Where the system
-// has none, or memory is not aligned to them, nothing changes.
-void ask_for_huge_pages(uint8_t* memory, long size) {
+}  // namespace
+
+// For memory that begins at a page. Where the system has no huge pages, nothing changes.
+extern "C" void ask_for_huge_pages(void* memory, long size) {
 #if defined(MADV_HUGEPAGE)
-    const uintptr_t page = 4096, begin = (reinterpret_cast<uintptr_t>(memory) + page - 1) / page * page;
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + size) / page * page;
-    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+    madvise(memory, size, MADV_HUGEPAGE);
 #endif
 }
-
-}  // namespace
 
 extern "C" long tile_columns() { return TILE_COLUMNS; }
 
@@ -114,8 +109,6 @@ extern "C" void pack(long format, const uint8_t* stored, uint8_t* panels, long r
     with_format(format, [&](auto each) {
         using Format = decltype(each);
         const long units = depth / Format::UNIT, num_panels = (rows + TILE_COLUMNS - 1) / TILE_COLUMNS;
-        if (num_panels * units * Format::UNIT_BYTES >= HUGE_PAGE)
-            ask_for_huge_pages(panels, num_panels * units * Format::UNIT_BYTES);
         for_each_chunk(num_panels, threads, [&](long panel, long) {
             uint8_t* to = panels + panel * units * Format::UNIT_BYTES;
             const long left = rows - panel * TILE_COLUMNS, columns = left < TILE_COLUMNS ? left : TILE_COLUMNS;
