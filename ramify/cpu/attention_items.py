@@ -167,8 +167,8 @@ class CpuAttention:
         """
         if self._scratch.numel() < work.threads * self._scratch_size:
             self._scratch = torch.empty(work.threads * self._scratch_size)
-        if self._scores.numel() < len(out) * self._heads:
-            self._scores = torch.empty(len(out) * self._heads)
+        if self._scores.numel() < out.shape[0] * self._heads:
+            self._scores = torch.empty(out.shape[0] * self._heads)
         self._library.attend(
             queries.data_ptr(),
             queries.stride(0),
@@ -179,7 +179,7 @@ class CpuAttention:
             work.tables.data_ptr(),
             work.items.data_ptr(),
             work.num_shared,
-            len(work.items),
+            work.items.shape[0],
             self._heads,
             self._kv_heads,
             self._head_dim,

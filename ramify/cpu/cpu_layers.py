@@ -93,7 +93,7 @@ class CpuLayers:
                 self._attention.attend(self._whole, index, qkv, attended)
             self._add(products.output, attended, residual)
             x = self._norm(residual, products.layer.post_norm)
-            inner = self._buffer("inner", len(x), arch.intermediate_size)
+            inner = self._buffer("inner", x.shape[0], arch.intermediate_size)
             products.gate_up.multiply(x, inner, Ending.GATED)
             self._add(products.down, inner, residual)
         return self._norm(residual, decoder.final_norm)
@@ -122,7 +122,7 @@ class CpuLayers:
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """In a buffer that the next norm will write to."""
-        out = self._buffer("norm", len(x), x.shape[1])
+        out = self._buffer("norm", *x.shape)
         epsilon, threads = self.decoder.arch.rms_norm_eps, self._library.threads
         self._library.norm(x.data_ptr(), weight.data_ptr(), epsilon, out.data_ptr(), *x.shape, threads)
         return out
@@ -150,9 +150,9 @@ class CpuLayers:
     def _buffer(self, name: str, rows: int, *shape: int) -> Tensor:
         """Kept from step to step: fresh memory would be mapped anew, page by page."""
         buffer, part = self._buffers.get(name, (None, None))
-        if buffer is None or len(buffer) < rows:
+        if buffer is None or buffer.shape[0] < rows:
             buffer, part = torch.empty(rows, *shape), None
-        if part is None or len(part) != rows:  # mostly there are as many as the last time
+        if part is None or part.shape[0] != rows:  # mostly there are as many as the last time
             part = buffer[:rows]
             self._buffers[name] = buffer, part
         return part

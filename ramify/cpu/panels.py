@@ -139,12 +139,12 @@ class RowMemory:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory, self._size = torch.empty(0, dtype=torch.uint8), 0
 
     def address(self, form: Form, rows: int, depth: int) -> int:
         size = self._library.rows_size(form, rows, depth)
-        if len(self._memory) < size:
-            self._memory = torch.empty(size, dtype=torch.uint8)
+        if self._size < size:
+            self._memory, self._size = torch.empty(size, dtype=torch.uint8), size
         return self._memory.data_ptr()
 
 
@@ -177,27 +177,28 @@ class Product:
 
     def multiply(self, x: Tensor, out: Tensor, ending: Ending = Ending.PLAIN) -> None:
         """x (T, depth) dense -> out (T, outputs) dense."""
+        rows, depth = x.shape  # len() of a tensor takes ten times as long, and a step asks for hundreds
         assert x.is_contiguous(), "rows of x must lie one after the other"
         assert out.is_contiguous(), "rows of the output must lie one after the other"
-        assert (x.shape[1], out.numel()) == (self._depth, len(x) * self._columns), "x or the output is of another shape"
+        assert (depth, out.numel()) == (self._depth, rows * self._columns), "x or the output is of another shape"
         assert (ending is Ending.GATED) == self._gated, "a gated weight is for that ending alone"
         if self._made_of != self._linear.times_packed:
             self._table = self._parts()
             self._made_of = self._linear.times_packed
         if self._order is not None:
             x = x.index_select(1, self._order)
-        form = self._form(len(x))
+        form = self._form(rows)
         self._library.multiply_packed(
             x.data_ptr(),
             self._table.data_ptr(),
-            len(self._table),
+            self._table.shape[0],
             out.data_ptr(),
-            x.shape[0],
-            self._depth,
+            rows,
+            depth,
             self._columns,
             ending,
             form,
-            None if form is Form.NUMBERS else self._memory.address(form, *x.shape),
+            None if form is Form.NUMBERS else self._memory.address(form, rows, depth),
             self._library.threads,
         )
 
