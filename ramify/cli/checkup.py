@@ -25,6 +25,7 @@ EXTRAS = (  # the modules that a feature needs, the feature, and what to install
         "ramify serve, the playground",
         'pip install "ramify-llm[server]"',
     ),
+    (("llguidance",), "structured_outputs, response_format", 'pip install "ramify-llm[structured]"'),
     (("matplotlib",), "pictures of two models as .png, .svg and .pdf", "pip install matplotlib"),
 )
 
