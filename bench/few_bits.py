@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -99,22 +100,25 @@ def engines(options: argparse.Namespace) -> dict[str, Any]:
 
 def products(options: argparse.Namespace) -> dict[str, Any]:
     """Each matrix as the decoder multiplies it, with so many copies that none stays in the cache."""
-    from products import microseconds, products_of  # type: ignore[import-not-found]
+    from products import products_of  # type: ignore[import-not-found]
 
     from ramify.gpu.packed_parts import DevicePacking
     from ramify.gpu.packed_weight import PackedWeight
-    from ramify.gpu.products import DenseWeight
+    from ramify.gpu.product_forms import Vendor
+    from ramify.gpu.products import dense_weights
+    from ramify.gpu.tuning import GraphStopwatch
     from ramify.models.linear import Linear
     from ramify.models.packed_quants import random_blocks
     from ramify.models.quantization_config import quantization_from_config
 
     device, dtype = torch.device("cuda"), torch.bfloat16
     generator = torch.Generator(device).manual_seed(0)
-    times: dict[str, float] = {}
+    stopwatch, times = GraphStopwatch(device), dict[str, float]()
     print(f"{'rows':>6}{'product':>10}" + "".join(f"{form:>12}" for form in options.forms) + "   microseconds")
     for rows in options.rows:
-        for each in products_of(options.shape)[:-1]:
-            x, line = torch.randn(rows, each.columns, device=device, dtype=dtype), f"{rows:>6}{each.name:>10}"
+        for name, each, _ in products_of(options.shape)[:-1]:
+            out = torch.empty(rows, each.outputs, device=device)
+            x, line = torch.randn(rows, each.columns, device=device, dtype=dtype), f"{rows:>6}{name:>10}"
             for form in options.forms:
                 quantization = quantization_from_config(FORMS[form])
                 copies: list[Any] = []
@@ -122,13 +126,18 @@ def products(options: argparse.Namespace) -> dict[str, Any]:
                     linear = Linear(torch.empty(each.outputs, each.columns, dtype=dtype, device="meta"))
                     if quantization is None:
                         linear.weight = torch.randn(each.outputs, each.columns, device=device, dtype=dtype)
-                        copies.append(DenseWeight(linear))
+                        copies += dense_weights("head", [linear], None)
                     else:
                         blocks = random_blocks(quantization, (each.outputs, each.columns), generator)
                         linear.put(0, blocks, DevicePacking(device, dtype))
                         copies.append(PackedWeight(linear))
-                took = microseconds(lambda weight, x=x: weight._product(x), copies)
-                times[f"{each.name}/{rows}/{form}"] = round(took, 2)
+
+                def launch(_: object, copies: list[Any] = copies, x: Tensor = x, out: Tensor = out) -> None:
+                    for weight in copies:
+                        weight.logits(x, out)
+
+                took = stopwatch(launch, [Vendor()])[0] / len(copies) * 1e6
+                times[f"{name}/{rows}/{form}"] = round(took, 2)
                 line += f"{took:12.1f}"
             print(line, flush=True)
     return {"microseconds": times}

@@ -38,6 +38,7 @@ from ramify.device.step import DeviceStep
 from ramify.engine.request import Request
 from ramify.gpu import gpu_layers as layers
 from ramify.gpu import paged, products
+from ramify.gpu.product_forms import OneForm, Vendor
 
 FLOORS = ("_begin", "_propose", "_weigh_rows", "_narrow", "_finish")  # of top-k, top-p and min-p
 PARTS = {
@@ -59,8 +60,10 @@ def leave_out(names: list[str]) -> None:
         for module in (layers, products, paged):
             module.can_overlap = lambda _: False  # type: ignore[attr-defined]
     if "products" in names:
-        products.has_one_row = lambda x: False  # noqa: ARG005
-        products.has_few_rows = lambda x: False  # noqa: ARG005
+        products.dense_weights = lambda role, linears, cache: [  # noqa: ARG005
+            products.DenseWeight(linear, OneForm(Vendor())) for linear in linears
+        ]
+        layers.dense_weights = products.dense_weights  # type: ignore[attr-defined]
 
 
 def part_of(kernel: str) -> str:

@@ -17,7 +17,7 @@ same bits (kernels/walk.py, kernels/stretches.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -30,6 +30,7 @@ from ramify.device.reads import Reads, SharingRule
 from ramify.device.rows import upload
 from ramify.errors import UnsupportedError
 from ramify.gpu.exact_prompts import ExactPrompts
+from ramify.gpu.form_cache import FormCache
 from ramify.gpu.invariant_products import InvariantWeight
 from ramify.gpu.kernels.overlap import can_overlap
 from ramify.gpu.kernels.parts import Parts
@@ -40,7 +41,8 @@ from ramify.gpu.kernels.walk import EXACT_BLOCK_M
 from ramify.gpu.packed_parts import settle
 from ramify.gpu.packed_weight import PackedWeight
 from ramify.gpu.paged import PagedDecode
-from ramify.gpu.products import DenseWeight, Stream, Weight
+from ramify.gpu.product_forms import Role
+from ramify.gpu.products import Stream, Weight, dense_weights
 from ramify.gpu.prompts import PromptAttention
 from ramify.gpu.tables import DeviceTables
 from ramify.models.decoder import Decoder, Layer
@@ -52,11 +54,10 @@ SHARING = SharingRule(fewest_positions=512, prompts=False)
 
 
 class _Layer:
-    def __init__(self, layer: Layer, eps: float, weight: Callable[[Linear], Weight]) -> None:
+    def __init__(self, layer: Layer, eps: float, weights: tuple[Weight, Weight, Weight, Weight]) -> None:
         self.input_norm, self.post_norm = Norm(layer.input_norm, eps), Norm(layer.post_norm, eps)
         self.query_norm, self.key_norm = layer.query_norm, layer.key_norm
-        self.qkv, self.output = weight(layer.qkv), weight(layer.output)
-        self.gate_up, self.down = weight(layer.gate_up), weight(layer.down)
+        self.qkv, self.output, self.gate_up, self.down = weights
 
 
 class GpuLayers:
@@ -69,12 +70,12 @@ class GpuLayers:
         max_model_len: int,
         sharing: SharingRule = SHARING,
         batch_invariant: bool = False,
+        forms: FormCache | None = None,
     ) -> None:
         arch = decoder.arch
         if batch_invariant:
             _check_invariant(arch, decoder.dtype)
         settle(decoder)
-        weight: Callable[[Linear], Weight] = InvariantWeight if batch_invariant else _weight
         self._cuts = PositionCuts(max_model_len) if batch_invariant else None
         self.decoder = decoder
         self.pool = pool
@@ -83,9 +84,24 @@ class GpuLayers:
         self.sharing = sharing
         if self._cuts is not None:
             self.sharing = replace(sharing, most_blocks=self._cuts.largest_prefix)
-        self._layers = [_Layer(layer, arch.rms_norm_eps, weight) for layer in decoder.layers]
+
+        def weights_of(role: Role, linears: list[Linear]) -> list[Weight]:
+            if batch_invariant:  # whose bits depend on no measurement
+                return [InvariantWeight(linear) for linear in linears]
+            dense = iter(dense_weights(role, [linear for linear in linears if not linear.parts], forms))
+            return [PackedWeight(linear) if linear.parts else next(dense) for linear in linears]
+
+        layers = decoder.layers
+        weights = zip(
+            weights_of("read", [layer.qkv for layer in layers]),
+            weights_of("added", [layer.output for layer in layers]),
+            weights_of("gate_up", [layer.gate_up for layer in layers]),
+            weights_of("added", [layer.down for layer in layers]),
+            strict=True,
+        )
+        self._layers = [_Layer(layer, arch.rms_norm_eps, own) for layer, own in zip(layers, weights, strict=True)]
         self._final_norm = Norm(decoder.final_norm, arch.rms_norm_eps)
-        self._head = weight(decoder.head)
+        self._head = weights_of("head", [decoder.head])[0]
         self._decodes = PagedDecode(
             max_rows=max_rows,
             max_parts=max_rows * (EvenCuts.most_parts(max_model_len) if self._cuts is None else self._cuts.most_parts),
@@ -162,10 +178,6 @@ class GpuLayers:
         if self._prompts is not None:
             out[count:] = self._prompts.attend(queries[count:], kv)
         return out
-
-
-def _weight(linear: Linear) -> Weight:
-    return PackedWeight(linear) if linear.parts else DenseWeight(linear)
 
 
 def _check_invariant(arch: Architecture, dtype: torch.dtype) -> None:

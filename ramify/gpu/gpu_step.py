@@ -9,6 +9,7 @@ from ramify.device.graphs import padded
 from ramify.device.lane import most_rows
 from ramify.device.pool import KVPool
 from ramify.device.step import DeviceStep
+from ramify.gpu.form_cache import FormCache
 from ramify.gpu.gpu_layers import GpuLayers
 from ramify.gpu.sampler import KernelSampler
 from ramify.models.decoder import Decoder
@@ -27,8 +28,9 @@ def gpu_step(
     batch_invariant: bool = False,
 ) -> DeviceStep:
     max_rows = most_rows(max_num_seqs, 1 if mixer is None else 2, len(models))
+    forms = FormCache.of(models[0][0].device)
     layers = [
-        GpuLayers(*model, max_rows=max_rows, max_model_len=max_model_len, batch_invariant=batch_invariant)
+        GpuLayers(*model, max_rows=max_rows, max_model_len=max_model_len, batch_invariant=batch_invariant, forms=forms)
         for model in models
     ]
     vocab_size = min(decoder.arch.vocab_size for decoder, _ in models)

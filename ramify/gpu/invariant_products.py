@@ -18,7 +18,8 @@ from ramify.gpu.kernels.overlap import can_overlap
 from ramify.gpu.kernels.parts import Parts
 from ramify.gpu.kernels.row_product import Norm
 from ramify.gpu.kernels.tiled_product import Tiles, tiled_gate_up, tiled_product
-from ramify.gpu.products import PROCESSORS, Stream, shared_memory_of
+from ramify.gpu.product_forms import PROCESSORS
+from ramify.gpu.products import Stream, shared_memory_of
 from ramify.models.linear import Linear
 
 COLUMNS = 64  # of a tile: where splits begin follows from it

@@ -18,7 +18,8 @@ from ramify.gpu.kernels.parts import Parts
 from ramify.gpu.kernels.row_product import Norm
 from ramify.gpu.kernels.tiled_product import Tiles
 from ramify.gpu.packed_parts import DensePart, PackedPart
-from ramify.gpu.products import MOST_ROWS, MOST_SPLITS, PROCESSORS, Stream
+from ramify.gpu.product_forms import MOST_ROWS, MOST_SPLITS, PROCESSORS
+from ramify.gpu.products import Stream
 from ramify.models.linear import Linear
 
 # Columns follow from the format. A program holds two tiles of sums, so tiles of rows are narrow.

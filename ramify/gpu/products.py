@@ -1,56 +1,31 @@
-"""How a weight multiplies on a GPU: kernels of our own where rows are few, cuBLAS where they are many.
+"""How a weight multiplies on a GPU: by cuBLAS or a kernel of our own, in the form that its `Forms` chooses.
 
-Up to MOST_ROWS rows a product is bound by reading its weight, and cuBLAS reads at 2.3 to 3 TB/s where an H200 copies at
-4.3. The choice and the tiles depend on the weight's shape and the padded number of rows alone, not on a measurement at
-start-up, so that runs repeat.
+A product of few rows is bound by reading its weight, and cuBLAS reads at 2.3 to 3 TB/s where an H200 copies at 4.3.
+Which form is the fastest is measured once for the shapes at hand (tuning.py) and remembered, so that runs repeat.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ramify.gpu.form_cache import FormCache
 from ramify.gpu.kernels.activation import silu_and_multiply
 from ramify.gpu.kernels.norm import add_rms_norm
 from ramify.gpu.kernels.overlap import can_overlap
 from ramify.gpu.kernels.parts import Parts
 from ramify.gpu.kernels.row_product import Norm, RowTiles, row_gate_up, row_product
 from ramify.gpu.kernels.tiled_product import Tiles, tiled_gate_up, tiled_product
+from ramify.gpu.product_candidates import Chip
+from ramify.gpu.product_forms import LEAST_SHARED_MEMORY, Form, Forms, FormsByRule, OneForm, Product, Role, Vendor
+from ramify.gpu.tuning import GraphStopwatch, MeasuredForms, Trial
 from ramify.models.linear import Linear
 
-# As timed on an H200 (bench/products.py) for the shapes of 1.5B and 3B models, 1 to 64 rows. All products of a model
-# together come to at most 6 % over the best tiles of each; single ones are up to a fifth over theirs.
-ROW_TILES = RowTiles(outputs=2, columns=1024, warps=4)
-ROW_GATE_UP_TILES = RowTiles(outputs=4, columns=256, warps=1, stages=4)
-ROW_HEAD_TILES = RowTiles(outputs=8, columns=256, warps=1, stages=3)
-FEW_ROWS_TILES = Tiles(outputs=64, columns=128, stages=4, warps=4)
-FEW_ROWS_GATE_UP_TILES = Tiles(outputs=64, columns=64, stages=4, warps=4)
-# At 2 rows the tiles above took a sixth longer than at 8 for gate and up, these did not.
-VERY_FEW_ROWS = 4
-VERY_FEW_ROWS_TILES = Tiles(outputs=128, columns=64, stages=4, warps=8)
-
-MOST_ROWS = 64  # beyond, products are bound by the matrix units, and cuBLAS's
-PROCESSORS = 132  # of an H200; another chip gets the same cuts, and with them the same results
-MOST_SPLITS = 8  # each costs whoever adds the parts up 0.15 us
-LEAST_SHARED_MEMORY = 96 * 1024  # bytes that a program may take on the smallest chips
-
-
-def has_one_row(x: Tensor) -> bool:
-    """Whether x (T, columns) goes through the decoder as one row does."""
-    return x.shape[0] == 1
-
-
-def has_few_rows(x: Tensor) -> bool:
-    """Whether products of x (T, columns) are our own.
-
-    In float32 the matrix units would round the factors and without them we are no faster, so it is cuBLAS's, except
-    where kernels are interpreted: that is where they are proven.
-    """
-    return x.shape[0] <= MOST_ROWS and (x.device.type == "cpu" or x.dtype.itemsize == 2)
+TRIAL_BYTES = 500_000_000  # of weights: eight times the cache of an H200
 
 
 class Stream:
@@ -107,58 +82,64 @@ class DenseWeight:
     """A weight as it is in memory: the one place where kernels see its tensor.
 
     One row, where starting a kernel takes as long as its work, has norms and residual adds done by the products
-    themselves; several rows leave a product in parts, which whoever reads it adds up.
+    themselves (RowTiles); in any other form a product may be left in parts, which whoever reads it adds up.
     """
 
-    def __init__(self, linear: Linear) -> None:
+    def __init__(self, linear: Linear, forms: Forms) -> None:
         self._linear = linear
+        self._forms = forms
 
     def from_stream(self, stream: Stream, norm: Norm) -> Parts:
-        if stream.num_rows != 1:
-            return self._product(stream.normed(norm))
+        form = self._forms.of(stream.num_rows)
+        if not isinstance(form, RowTiles):
+            return self._product(stream.normed(norm), form)
         out = stream.values.new_empty(1, self._linear.weight.shape[0])
-        self._row_product(stream.values, out, ROW_TILES, norm=norm)
+        self._row_product(stream.values, out, form, norm=norm)
         return Parts.whole(out)
 
     def gated_from_stream(self, stream: Stream, norm: Norm, out: Tensor) -> None:
+        form, overlap = self._forms.of(stream.num_rows), can_overlap(out.device)
         weight, bias = self._linear.weight, self._linear.bias
-        overlap = can_overlap(out.device)
-        if stream.num_rows == 1:
-            row_gate_up(stream.values, weight, out, tiles=ROW_GATE_UP_TILES, bias=bias, norm=norm, overlap=overlap)
+        if isinstance(form, RowTiles):
+            row_gate_up(stream.values, weight, out, tiles=form, bias=bias, norm=norm, overlap=overlap)
             return
         x = stream.normed(norm)
-        if has_few_rows(x):
-            tiles = gate_up_tiles_for(x.shape[0], shared_memory_of(x.device))
-            tiled_gate_up(x, weight, out, tiles, bias=bias, overlap=overlap)
+        if isinstance(form, Tiles):
+            tiled_gate_up(x, weight, out, form, bias=bias, overlap=overlap)
         else:
             silu_and_multiply(self._linear.product(x).contiguous(), out)
 
     def into_stream(self, x: Tensor, stream: Stream) -> None:
-        if has_one_row(x):
-            self._row_product(x, stream.values, ROW_TILES, adds=True)
+        form = self._forms.of(x.shape[0])
+        if isinstance(form, RowTiles):
+            self._row_product(x, stream.values, form, adds=True)
         else:
-            stream.add(self._product(x))
+            stream.add(self._product(x, form))
 
     def logits(self, x: Tensor, out: Tensor) -> None:
-        weight, overlap = self._linear.weight, can_overlap(x.device)
-        if has_one_row(x):
-            self._row_product(x, out, ROW_HEAD_TILES)
-        elif has_few_rows(x):
-            tiled_product(x, weight, out[None], head_tiles_for(x.shape[0]), overlap=overlap)
+        form, weight = self._forms.of(x.shape[0]), self._linear.weight
+        if isinstance(form, RowTiles):
+            self._row_product(x, out, form)
+        elif isinstance(form, Tiles):
+            tiled_product(x, weight, out[None], form, overlap=can_overlap(x.device))
         elif x.device.type == "cuda" and x.dtype is not torch.float32:
             torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
         else:
             out.copy_(self._linear.product(x))
 
-    def _product(self, x: Tensor) -> Parts:
+    def _product(self, x: Tensor, form: Tiles | Vendor) -> Parts:
         """(T, columns) -> parts of (T, outputs)."""
-        if not has_few_rows(x):
+        if isinstance(form, Vendor):
             return Parts.whole(self._linear.product(x).contiguous())
-        rows, (outputs, columns) = x.shape[0], self._linear.weight.shape
-        tiles = tiles_for(rows, outputs, columns, shared_memory_of(x.device))
-        values = torch.empty(tiles.splits, rows, outputs, dtype=torch.float32, device=x.device)
-        tiled_product(x, self._linear.weight, values, tiles, overlap=can_overlap(x.device))
-        return Parts(values, self._linear.bias)
+        weight, bias, overlap = self._linear.weight, self._linear.bias, can_overlap(x.device)
+        rows, outputs = x.shape[0], weight.shape[0]
+        if form.splits == 1:  # rounded once, here, as its reader would
+            whole = x.new_empty(1, rows, outputs)
+            tiled_product(x, weight, whole, form, bias=bias, overlap=overlap)
+            return Parts(whole)
+        values = torch.empty(form.splits, rows, outputs, dtype=torch.float32, device=x.device)
+        tiled_product(x, weight, values, form, overlap=overlap)
+        return Parts(values, bias)
 
     def _row_product(
         self, x: Tensor, out: Tensor, tiles: RowTiles, *, norm: Norm | None = None, adds: bool = False
@@ -167,33 +148,49 @@ class DenseWeight:
         row_product(x, linear.weight, out, tiles=tiles, bias=linear.bias, norm=norm, adds=adds, overlap=overlap)
 
 
-def tiles_for(rows: int, outputs: int, columns: int, shared_memory: int = LEAST_SHARED_MEMORY) -> Tiles:
-    """Columns are split while every program has a processor to itself and more than a tile to walk.
-
-    24 such programs read 1.25 TB/s, so 80 can ask for all that the memory gives; each further part is only more for its
-    reader to add up.
-    """
-    tiles = _fitting(FEW_ROWS_TILES, rows, shared_memory)
-    splits, blocks = 1, -(-outputs // tiles.outputs)
-    while splits < MOST_SPLITS and 2 * splits * blocks <= PROCESSORS and columns // (2 * splits) >= tiles.columns:
-        splits *= 2
-    return replace(tiles, splits=splits)
-
-
-def gate_up_tiles_for(rows: int, shared_memory: int = LEAST_SHARED_MEMORY) -> Tiles:
-    tiles = VERY_FEW_ROWS_TILES if rows <= VERY_FEW_ROWS else FEW_ROWS_GATE_UP_TILES
-    return _fitting(tiles, rows, shared_memory, num_weights=2)
+def dense_weights(role: Role, linears: Sequence[Linear], cache: FormCache | None) -> list[Weight]:
+    """Weights of one role and shape, one a layer; with a cache, their forms are measured."""
+    if not linears:
+        return []
+    weight = linears[0].weight
+    outputs, columns = weight.shape
+    product = Product(role, outputs, columns, weight.dtype)
+    forms: Forms = FormsByRule(product, shared_memory_of(weight.device), weight.device.type == "cpu")
+    if cache is not None:
+        forms = MeasuredForms(
+            product, Chip.of(weight.device), cache, partial(trial_of, product, linears), GraphStopwatch(weight.device)
+        )
+    return [DenseWeight(linear, forms) for linear in linears]
 
 
-def head_tiles_for(rows: int) -> Tiles:
-    """Many programs one after the other, so there is room for two on a processor of any chip."""
-    return _fitting(VERY_FEW_ROWS_TILES if rows <= VERY_FEW_ROWS else FEW_ROWS_TILES, rows, LEAST_SHARED_MEMORY)
+def trial_of(product: Product, linears: Sequence[Linear], rows: int) -> Trial:
+    """As many of these weights as do not fit into the cache together, multiplied as the decoder would."""
+    enough = linears[: max(2, -(-TRIAL_BYTES // product.num_bytes))]
+    weight = linears[0].weight
+    stream, reader = (Stream(weight.new_empty(rows, width).normal_()) for width in weight.shape[::-1])
+    norm, reader_norm = (Norm(weight.new_ones(width), 1e-6) for width in weight.shape[::-1])
+    x = weight.new_empty(rows, product.columns).normal_()
+    gated = weight.new_empty(rows, product.tiled_outputs)
+    logits = torch.empty(rows if product.role == "head" else 0, product.outputs, device=weight.device)
 
+    def launch(form: Form) -> None:
+        for linear in enough:
+            own = DenseWeight(linear, OneForm(form))
+            if product.role == "gate_up":
+                own.gated_from_stream(stream, norm, gated)
+            elif product.role == "head":
+                own.logits(x, logits)
+            elif product.role == "added":
+                own.into_stream(x, reader)
+                if not isinstance(form, RowTiles):
+                    reader.normed(reader_norm)
+            else:
+                parts = own.from_stream(stream, norm)
+                if not isinstance(form, RowTiles):
+                    reader.add(parts)
+                    reader.normed(reader_norm)
 
-def _fitting(tiles: Tiles, rows: int, shared_memory: int, *, num_weights: int = 1) -> Tiles:
-    """With as many stages as shared memory holds, in 16 bits."""
-    stage = replace(tiles, stages=1).shared_memory(rows, 2, num_weights=num_weights)
-    return replace(tiles, stages=min(tiles.stages, shared_memory // stage))
+    return launch
 
 
 @cache

@@ -15,7 +15,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from ramify.config import AlphaMethod, MixtureConfig
-from ramify.gpu import packed_weight, products
+from ramify.gpu import packed_weight, product_forms
 from ramify.gpu.kernels.activation import silu_and_multiply
 from ramify.gpu.kernels.controls import ControlTables, control_blocks, count_drawn, match_words
 from ramify.gpu.kernels.floors import FloorScratch, find_floors
@@ -29,6 +29,7 @@ from ramify.gpu.kernels.tiled_product import Tiles, tiled_gate_up, tiled_product
 from ramify.gpu.kernels.top_logprobs import Processing, Reports, report
 from ramify.gpu.mixer import mix
 from ramify.gpu.packed_parts import DevicePacking, PackedPart
+from ramify.gpu.product_forms import FormsByRule, Product
 from ramify.models.packed_quants import PACKED_FORMATS
 from ramify.models.stored import StoredTensor
 
@@ -83,22 +84,28 @@ def layers(dtype: torch.dtype) -> None:
         )
 
 
+def gate_up_tiles(rows: int) -> Tiles:
+    product = Product("gate_up", 2 * 8960, 1536, torch.bfloat16)
+    tiles = FormsByRule(product, SHARED_MEMORY, is_interpreted=False).of(rows)
+    assert isinstance(tiles, Tiles)
+    return tiles
+
+
 def products_of_few_rows(dtype: torch.dtype) -> None:
     hidden, inner = 1536, 8960
     weight = torch.zeros(2 * inner, hidden, dtype=dtype)
     one = weight[:1]
     norm = Norm(weight[0], 1e-6)
-    out, tiles = torch.zeros(1, 2 * inner, dtype=dtype), products.ROW_TILES
+    out, tiles = torch.zeros(1, 2 * inner, dtype=dtype), product_forms.ROW_TILES
     row_product(one, weight, out, tiles=tiles, norm=norm, bias=weight[:, 0], overlap=True)
     row_product(one, weight, out, tiles=tiles, adds=True, overlap=True)
-    row_product(one, weight, torch.zeros(1, 2 * inner), tiles=products.ROW_HEAD_TILES, overlap=True)
-    row_gate_up(one, weight, out[:, :inner], tiles=products.ROW_GATE_UP_TILES, norm=norm, overlap=True)
+    row_product(one, weight, torch.zeros(1, 2 * inner), tiles=product_forms.ROW_HEAD_TILES, overlap=True)
+    row_gate_up(one, weight, out[:, :inner], tiles=product_forms.ROW_GATE_UP_TILES, norm=norm, overlap=True)
     for rows in (2, 32, 64):
         x = torch.zeros(rows, hidden, dtype=dtype)
-        few = products.tiles_for(rows, 2048, hidden, SHARED_MEMORY)
+        few = product_forms.tiles_for(rows, 2048, hidden, SHARED_MEMORY)
         tiled_product(x, weight[:2048], torch.zeros(few.splits, rows, 2048), few, overlap=True)
-        few = products.gate_up_tiles_for(rows, SHARED_MEMORY)
-        tiled_gate_up(x, weight, torch.zeros(rows, inner, dtype=dtype), few, overlap=True)
+        tiled_gate_up(x, weight, torch.zeros(rows, inner, dtype=dtype), gate_up_tiles(rows), overlap=True)
     x = torch.zeros(300, hidden, dtype=dtype)
     tiled_product(x, weight, torch.zeros(1, 300, 2 * inner, dtype=dtype), Tiles(128, 64, 3, 8), bias=weight[:, 0])
     tiled_gate_up(x, weight, torch.zeros(300, inner, dtype=dtype), Tiles(64, 64, 3, 8, rows=128))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.gpu.kernels.tiled_product import Tiles, tiled_gate_up, tiled_product
-from ramify.gpu.products import LEAST_SHARED_MEMORY, gate_up_tiles_for, head_tiles_for, tiles_for
+from ramify.gpu.product_forms import LEAST_SHARED_MEMORY, FormsByRule, Product, Role, tiles_for
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
@@ -155,11 +155,10 @@ def test_columns_are_split_for_the_whole_chip_and_no_further(outputs: int, colum
 
 @pytest.mark.parametrize("rows", [2, 4, 5, 16, 32, 64])
 @pytest.mark.parametrize("shared_memory", [LEAST_SHARED_MEMORY, 227 * 1024])
-def test_tiles_fit_into_shared_memory(rows: int, shared_memory: int) -> None:
-    for tiles, weights in (
-        (tiles_for(rows, 2048, 2048, shared_memory), 1),
-        (gate_up_tiles_for(rows, shared_memory), 2),
-        (head_tiles_for(rows), 1),
-    ):
-        assert tiles.stages >= 2
-        assert tiles.shared_memory(rows, 2, num_weights=weights) <= shared_memory
+@pytest.mark.parametrize("role", ["read", "gate_up", "head"])
+def test_tiles_fit_into_shared_memory(rows: int, shared_memory: int, role: Role) -> None:
+    product = Product(role, 2048, 2048, torch.float16)
+    tiles = FormsByRule(product, shared_memory, is_interpreted=True).of(rows)
+    assert isinstance(tiles, Tiles)
+    assert tiles.stages >= 2
+    assert tiles.shared_memory(rows, 2, num_weights=product.tiled_weights) <= shared_memory

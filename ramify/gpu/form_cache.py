@@ -1,0 +1,156 @@
+"""Which form of a product was the fastest, remembered: measured once per chip, shape, precision and versions.
+
+The file is in the user's cache, so that runs repeat and every process on a machine computes alike. Who measured first
+has decided: a form that another process stored meanwhile is taken over. The file holds numbers that name tiles, never
+code, and everything read from it is checked; one that is damaged, or not ours, is as if it were not there, and is
+written anew. Without a folder that can be written to, forms are kept for this process alone.
+
+    {"machine": {"chip": …, "torch": …, "triton": …, "kernels": …},
+     "forms": {"read 6144x4096 bfloat16, 64 rows": {"by": "tiles", "outputs": 64, …}, …}}
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from ramify.errors import RamifyError
+from ramify.files import disk
+from ramify.files.json_file import parse_object, read_text
+from ramify.gpu import product_candidates
+from ramify.gpu.kernels import activation, norm, overlap, parts, row_product, tiled_product
+from ramify.gpu.kernels.row_product import RowTiles
+from ramify.gpu.kernels.tiled_product import MOST_ROWS, Tiles
+from ramify.gpu.product_forms import Form, Product, Vendor
+from ramify.models.embedded import cache_folder
+
+LARGEST = 2**20  # bytes: a few thousand forms
+FORMS = {"cublas": Vendor, "tiles": Tiles, "row": RowTiles}
+# What a number of a form may be. All but splits and stages are powers of two.
+LIMITS = {"outputs": (1, 512), "columns": (16, 8192), "stages": (1, 16), "warps": (1, 16), "splits": (1, 64)}
+ROWS = (16, MOST_ROWS)
+ANY_NUMBER = frozenset({"stages", "splits"})
+
+
+def machine_of(device: torch.device) -> dict[str, str]:
+    """All that a measured time depends on, beside the product itself."""
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "chip": f"{properties.name}, {properties.multi_processor_count} processors",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "kernels": _digest_of_kernels(),
+    }
+
+
+def forms_folder() -> Path:
+    return cache_folder() / "products"
+
+
+class FormCache:
+    """Forms by product and rows, of one machine."""
+
+    def __init__(self, machine: Mapping[str, str], folder: Path | None) -> None:
+        self._machine = dict(machine)
+        name = hashlib.sha256(json.dumps(self._machine, sort_keys=True).encode()).hexdigest()[:16]
+        self._path = None if folder is None else folder / f"{name}.json"
+        self._forms: dict[str, Form] = self._stored()
+
+    @classmethod
+    def of(cls, device: torch.device) -> FormCache | None:
+        """None where nothing can be timed: where kernels are interpreted."""
+        return cls(machine_of(device), forms_folder()) if device.type == "cuda" else None
+
+    def find(self, product: Product, rows: int) -> Form | None:
+        return self._forms.get(_key(product, rows))
+
+    def keep(self, product: Product, rows: int, form: Form) -> Form:
+        """Stores a form, unless another process has stored one already: returns the one that counts."""
+        key = _key(product, rows)
+        with self._alone():
+            self._forms = {**self._forms, key: form, **self._stored()}
+            self._store()
+        return self._forms[key]
+
+    def _stored(self) -> dict[str, Form]:
+        """What the file holds, as far as it can be understood."""
+        if self._path is None:
+            return {}
+        try:
+            content = parse_object(read_text(self._path, LARGEST), self._path.name)
+        except RamifyError:
+            return {}
+        forms = content.get("forms")
+        if content.get("machine") != self._machine or not isinstance(forms, dict):
+            return {}
+        read = {key: parse_form(told) for key, told in forms.items()}
+        return {key: form for key, form in read.items() if form is not None}
+
+    def _store(self) -> None:
+        if self._path is None:
+            return
+        forms = {key: spell_form(form) for key, form in sorted(self._forms.items())}
+        with suppress(RamifyError):  # a full or read-only disk: they are measured again next time
+            disk.write_whole(self._path, json.dumps({"machine": self._machine, "forms": forms}, indent=1) + "\n")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While no other process reads and writes the file, where that can be had."""
+        try:
+            if self._path is None:
+                raise OSError
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            lock = self._path.with_suffix(".lock").open("ab")
+        except OSError:
+            yield
+            return
+        with lock:
+            with suppress(OSError):  # some network disks know no locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def spell_form(form: Form) -> dict[str, Any]:
+    by = next(name for name, kind in FORMS.items() if isinstance(form, kind))
+    return {"by": by, **asdict(form)}
+
+
+def parse_form(told: object) -> Form | None:
+    """A form as `spell_form` spells it; None for anything else."""
+    if not isinstance(told, dict) or not isinstance(told.get("by"), str):
+        return None
+    kind = FORMS.get(told["by"])
+    numbers = {name: value for name, value in told.items() if name != "by"}
+    if kind is None or set(numbers) != {field.name for field in fields(kind)}:
+        return None
+    for name, value in numbers.items():
+        least, most = ROWS if name == "rows" else LIMITS[name]
+        if type(value) is not int or not least <= value <= most:
+            return None
+        if name not in ANY_NUMBER and value & (value - 1):
+            return None
+    form: Form = kind(**numbers)
+    return form
+
+
+def _key(product: Product, rows: int) -> str:
+    dtype = str(product.dtype).removeprefix("torch.")
+    return f"{product.role} {product.outputs}x{product.columns} {dtype}, {rows} rows"
+
+
+def _digest_of_kernels() -> str:
+    """Of what is timed: other sources may have other favourites."""
+    digest = hashlib.sha256()
+    for module in (activation, norm, overlap, parts, row_product, tiled_product, product_candidates):
+        digest.update(inspect.getsource(module).encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,109 @@
+"""Which form is taken, with a stopwatch that only says what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from ramify.gpu.form_cache import FormCache
+from ramify.gpu.kernels.row_product import RowTiles
+from ramify.gpu.kernels.tiled_product import Tiles
+from ramify.gpu.product_candidates import MOST_CANDIDATES, Chip, candidates
+from ramify.gpu.product_forms import Form, FormsByRule, Product, Vendor
+from ramify.gpu.tuning import MeasuredForms, Trial
+
+H200 = Chip(processors=132, shared_memory=227 * 1024)
+SMALL = Chip(processors=40, shared_memory=96 * 1024)
+QKV = Product("read", 6144, 4096, torch.bfloat16)
+PRODUCTS = [
+    QKV,
+    Product("added", 4096, 14336, torch.bfloat16),
+    Product("gate_up", 28672, 4096, torch.bfloat16),
+    Product("head", 128256, 4096, torch.bfloat16),
+    Product("read", 96, 80, torch.float16),
+    Product("gate_up", 200, 72, torch.float16),
+]
+ROWS = [1, 2, 3, 4, 8, 16, 24, 64, 128, 256, 512]
+
+
+class Told:
+    """Seconds by form; counts how often it was asked."""
+
+    def __init__(self, seconds: Callable[[Form], float]) -> None:
+        self.seconds, self.asked = seconds, 0
+
+    def __call__(self, trial: Trial, forms: Sequence[Form]) -> list[float]:
+        self.asked += 1
+        for form in forms:
+            trial(form)
+        return [self.seconds(form) for form in forms]
+
+
+def forms_with(cache: FormCache, stopwatch: Told, chip: Chip = H200) -> MeasuredForms:
+    return MeasuredForms(QKV, chip, cache, lambda rows: lambda form: None, stopwatch)  # noqa: ARG005
+
+
+def test_the_fastest_is_taken_and_asked_for_once(tmp_path: Path) -> None:
+    favourite = candidates(QKV, 64, H200)[2]
+    stopwatch = Told(lambda form: 1.0 if form == favourite else 2.0)
+    forms = forms_with(FormCache({}, tmp_path), stopwatch)
+    assert [forms.of(rows) for rows in (64, 57, 64)] == [favourite] * 3
+    assert stopwatch.asked == 1  # 57 rows are padded to 64
+    never = Told(lambda _: pytest.fail("it was measured before"))
+    assert forms_with(FormCache({}, tmp_path), never).of(64) == favourite
+    assert never.asked == 0
+
+
+def test_forms_that_cannot_run_are_not_taken(tmp_path: Path) -> None:
+    """A kernel that the chip refuses takes forever."""
+    forms = forms_with(FormCache({}, tmp_path), Told(lambda form: 9.0 if isinstance(form, Vendor) else float("inf")))
+    assert forms.of(32) == Vendor()
+
+
+def test_many_rows_are_never_timed() -> None:
+    stopwatch = Told(lambda _: 1.0)
+    assert forms_with(FormCache({}, None), stopwatch).of(513) == Vendor()
+    assert stopwatch.asked == 0
+
+
+def test_a_stored_form_that_does_not_fit_is_measured_anew() -> None:
+    cache = FormCache({}, None)
+    cache.keep(QKV, 64, Tiles(256, 256, 8, 8))
+    cache.keep(QKV, 1, Vendor())
+    stopwatch = Told(lambda _: 1.0)
+    forms = forms_with(cache, stopwatch)
+    assert forms.of(64) in candidates(QKV, 64, H200)
+    assert isinstance(forms.of(1), RowTiles)
+    assert stopwatch.asked == 2
+
+
+@pytest.mark.parametrize("chip", [H200, SMALL], ids=["large chip", "small chip"])
+@pytest.mark.parametrize("product", PRODUCTS, ids=str)
+def test_candidates_are_few_fit_and_include_the_vendors(product: Product, chip: Chip) -> None:
+    for rows in ROWS:
+        likely = candidates(product, rows, chip)
+        assert 2 <= len(likely) == len(set(likely)) <= MOST_CANDIDATES + 1
+        assert all(chip.holds(form, product, rows) for form in likely)
+        assert (Vendor() in likely) == (rows > 1)
+        for form in likely:
+            if isinstance(form, Tiles):
+                assert form.splits == 1 or product.role in ("read", "added")
+                assert -(-product.columns // form.columns) >= form.splits
+
+
+def test_float32_is_the_vendors_but_for_one_row() -> None:
+    product = Product("read", 6144, 4096, torch.float32)
+    assert candidates(product, 64, H200) == [Vendor()]
+    assert all(isinstance(form, RowTiles) for form in candidates(product, 1, H200))
+
+
+@pytest.mark.parametrize("product", PRODUCTS, ids=str)
+def test_the_rule_needs_no_measurement(product: Product) -> None:
+    forms = FormsByRule(product, 96 * 1024, is_interpreted=False)
+    assert isinstance(forms.of(1), RowTiles)
+    assert isinstance(forms.of(2), Tiles)
+    assert isinstance(forms.of(64), Tiles)
+    assert forms.of(65) == Vendor()
