@@ -22,6 +22,7 @@ from ramify.gpu.kernels import causal_attention
 from ramify.gpu.kernels import decode_attention
 from ramify.gpu.kernels import merge
 from ramify.gpu.kernels import prefix_attention
+from ramify.gpu.kernels import prompt_attention
 from ramify.gpu.kernels.walk import EXACT_BLOCK_M, EXACT_BLOCK_N, EXACT_OPTIONS
 
 number, head_dim = sys.argv[1], int(sys.argv[2])
@@ -60,6 +61,9 @@ for merges in (True, False):
     print(shared_memory(d._decode, d.NUM_WARPS, d.NUM_STAGES, True, **exact, **own))
 tile = {"BLOCK_M": p.BLOCK_M[size], "BLOCK_N": p.BLOCK_N[size]}
 print(shared_memory(p._prefix, p.NUM_WARPS, p.NUM_STAGES, **tile, EXACT=False, **common))
+q = prompt_attention
+tile = {"BLOCK_M": q.BLOCK_M[size], "BLOCK_N": q.BLOCK_N[size]}
+print(shared_memory(q._attend, q.NUM_WARPS[size], q.NUM_STAGES, **tile, **common))
 print(shared_memory(merge._merge, merge.NUM_WARPS, 3, HEADS=14, HEAD_DIM=head_dim, PARTS=merge.PARTS))
 tile = {"BLOCK_M": EXACT_BLOCK_M[size], "BLOCK_N": EXACT_BLOCK_N[size]}
 print(shared_memory(p._prefix, p.NUM_WARPS, p.NUM_STAGES, True, **tile, EXACT=True, **common))
@@ -82,4 +86,4 @@ def test_kernels_compile(number: str, head_dim: int) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert [int(line) <= SHARED_MEMORY for line in done.stdout.split()] == [True] * 9
+    assert [int(line) <= SHARED_MEMORY for line in done.stdout.split()] == [True] * 10
