@@ -112,7 +112,7 @@ class InstantLayers:
         if reads.num_singles:
             self._decodes.write_list(self._decodes.work_list(reads))
 
-    def forward(self, batch: Batch, rows: Sequence[int] | None = None) -> Tensor:
+    def forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
         return torch.empty(len(batch.token_ids) if rows is None else len(rows), 1)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:

@@ -81,9 +81,10 @@ class FakeLayers:
             assert all(reads.begins[sharer] == prefix.num_blocks * size for sharer in prefix.sharers)
         self._reads = reads
 
-    def forward(self, batch: Batch, rows: Sequence[int] | None = None) -> Tensor:
+    def forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
         size = self.pool.block_size
         token_ids, positions, slots = (column.tolist() for column in batch)
+        chosen: list[int] | None = None if rows is None else rows.tolist()
         assert len(token_ids) == self._reads.size
         for token_id, slot in zip(token_ids, slots, strict=True):
             if slot >= 0:
@@ -99,13 +100,11 @@ class FakeLayers:
                 assert positions[row] == length - 1, "a row at another's position"
                 assert slots[row] == table[(length - 1) // size] * size + (length - 1) % size, "written elsewhere"
                 assert logits[row] is None, "two chunks in one row"
-                if rows is None or row in rows:
+                if chosen is None or row in chosen:
                     logits[row] = self._logits(seen[:length])
-        chosen = range(len(logits)) if rows is None else rows
         empty = torch.full((VOCAB,), torch.nan)  # padding
-        return (
-            torch.stack([empty if (each := logits[row]) is None else each for row in chosen]) if chosen else empty[:0]
-        )
+        told = [empty if each is None else each for each in logits]
+        return torch.stack(told) if chosen is None else torch.stack([empty, *told])[1:][chosen]
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         return hidden if out is None else out.copy_(hidden)

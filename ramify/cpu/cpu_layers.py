@@ -13,8 +13,6 @@ All but attention does the same for a row whatever rows there are beside it; wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -64,7 +62,7 @@ class CpuLayers:
         self._reads = reads
         self._whole = self._attention.items(reads)
 
-    def forward(self, batch: Batch, rows: Sequence[int] | None = None) -> Tensor:
+    def forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """Batch of T rows -> hidden states after the last norm (R, hidden)."""
         decoder, arch, total = self.decoder, self.decoder.arch, len(batch.token_ids)
         angles = batch.positions.float()[:, None] * decoder.frequencies  # (T, head_dim / 2)
@@ -84,11 +82,10 @@ class CpuLayers:
             products.qkv.multiply(x, qkv)
             self._rotate_and_write(index, qkv, rotations, batch.slots)
             if index == arch.num_layers - 1 and rows is not None:
-                if not rows:
+                if not len(rows):
                     return residual[:0]
-                self._attention.attend(self._attention.items(self._reads.of_rows(rows)), index, qkv, attended)
-                selected = torch.tensor(rows)
-                residual, attended = residual[selected], attended[selected]
+                self._attention.attend(self._attention.items(self._reads.of_rows(rows.tolist())), index, qkv, attended)
+                residual, attended = residual[rows], attended[rows]
             else:
                 self._attention.attend(self._whole, index, qkv, attended)
             self._add(products.output, attended, residual)

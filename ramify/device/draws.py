@@ -1,6 +1,6 @@
 """The draws of a step: from the logits that lanes leave to tokens, by kernels or by torch's operators.
 
-    captured     every row of captured lanes draws one token for its own child: a graph
+    captured     every row that left logits for graphs draws one token for its own child: a graph
     going on     members of the cohort in the first rows, and other draws behind them
     fresh        anything else that the kernels serve, into the first rows
     in parts     what the kernels do not serve is drawn by torch's operators from the same logits
@@ -185,21 +185,29 @@ class Draws:
         return [next(of_lane[track.model]) for track in tracks]
 
     def _is_one_to_one(self, draws: Sequence[Draw], tracks: Sequence[DrawTrack]) -> bool:
-        """Whether all is captured, and every row draws one token for its own child."""
+        """Whether every draw has rows to itself whose logits were left for graphs, and no row but these left any."""
         num_rows = sum(len(lane.first_rows) for lane in self._lanes)
         return (
-            all(lane.is_captured for lane in self._lanes)
-            and num_rows == len(draws) * len(tracks)
+            all(lane.leaves_logits for lane in self._lanes)
+            and (self._has_prompts or num_rows == len(draws) * len(tracks))
             and all(len(set(track.rows.tolist())) == len(draws) for track in tracks)
+            and not any(draw.presumed for draw in draws)  # several draws of one chunk
         )
+
+    @property
+    def _has_prompts(self) -> bool:
+        return any(lane.has_prompts for lane in self._lanes)
 
     def _draw_captured(
         self, kernels: SamplerKernels, plan: Plan, choice: SamplerChoice, tracks: Sequence[DrawTrack]
     ) -> Ticket:
         draws = plan.draws
         keys = [[chunk.key for chunk in work.chunks] for work in plan.works]
-        rows, sources = tracks[0].rows, [track.rows for track in tracks] if len(tracks) > 1 else []
-        if self._seats is not None:
+        sources = [self._lanes[track.model].places_of(track.rows) for track in tracks]
+        rows = sources[0]
+        if self._seats is None:
+            sources = []
+        else:
             names = keys[tracks[0].model]
             rows = np.array(self._seats.take([names[draw.rows[0].chunk] for draw in draws]), np.int64)
         slots = kernels.settle(draws)
@@ -208,8 +216,9 @@ class Draws:
         for number, track in enumerate(tracks):
             drawing_rows[track.model][[draw.rows[number].chunk for draw in draws]] = rows
         self.last = LastDraws(plan, rows)
-        self.steady = Steady(keys, drawing_rows, rows, slots, choice)
-        return self._replay(kernels, self.steady, draws)
+        steady = Steady(keys, drawing_rows, rows, slots, choice)
+        self.steady = None if self._has_prompts else steady
+        return self._replay(kernels, steady, draws)
 
     def _draw_going_on(
         self,
@@ -223,7 +232,8 @@ class Draws:
         onward, draws, lane = plan.onward, plan.draws, self._lanes[0]
         assert onward is not None, "somebody goes on"
         rows = np.arange(len(onward.members) + len(draws))
-        is_captured = lane.is_captured and is_in_order(tracks[0].rows, len(lane.first_rows))
+        # Several children may draw from one prompt, and prompts may stand before decodes in the plan.
+        is_captured = lane.leaves_logits and is_in_order(lane.places_of(tracks[0].rows), len(rows))
         size = padded(len(rows)) if is_captured else len(rows)
         slots = going_on.slots
         if slots is not None and not draws:
@@ -250,14 +260,14 @@ class Draws:
         self._graphs.run((size, choice), lambda: self._draw_all(kernels, size, choice))
 
     def _draw_all(self, kernels: SamplerKernels, size: int, choice: SamplerChoice) -> None:
-        """From the logits that captured lanes left, row by row."""
+        """From the logits that lanes left for graphs."""
         integers, floats = self._rows.columns(size)
-        logits = [self._lanes[0].all_logits()]
+        logits = [self._lanes[0].left_logits(size)]
         if self._seats is not None:
             teacher, theta = self._lanes[0], self._lanes[-1]
             logits = [
-                teacher.all_logits()[integers[column.TEACHER_ROW]],
-                theta.all_logits()[integers[column.THETA_ROW]],
+                teacher.left_logits()[integers[column.TEACHER_ROW]],
+                theta.left_logits()[integers[column.THETA_ROW]],
             ]
         kernels.draw(logits, integers, floats, choice)
 
@@ -274,7 +284,8 @@ class Draws:
     def _logits_of(self, source: Source) -> Tensor:
         """Draw by draw."""
         rows = np.asarray(source.rows, np.int64)
-        return source.logits if is_in_order(rows, len(source.logits)) else source.logits[upload(rows, self.device)]
+        is_prefix = is_in_order(rows, len(rows))
+        return source.logits[: len(rows)] if is_prefix else source.logits[upload(rows, self.device)]
 
 
 def _looks_at_guesses(draw: Draw) -> bool:

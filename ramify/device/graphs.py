@@ -13,15 +13,23 @@ class Graphs:
     def __init__(self, device: torch.device, *, use_graphs: bool = True) -> None:
         self.are_on = use_graphs and device.type == "cuda"
         self.captured: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self.is_patient = True
+        self._seen: set[Hashable] = set()  # once, and not captured
 
-    def run(self, shape: Hashable, body: Callable[[], object]) -> None:
-        """Runs a body, which reads and writes buffers that stay where they are; `shape` is all else it depends on."""
+    def run(self, shape: Hashable, body: Callable[[], object], *, patiently: bool = False) -> None:
+        """Runs a body, which reads and writes buffers that stay where they are; `shape` is all else it depends on.
+
+        It is captured when it first comes, or patiently, when it comes again (unless `is_patient` is taken away): of
+        the many sizes of steps with prompts some come once.
+        """
         graph = self.captured.get(shape)
         if graph is not None:
             graph.replay()
             return
         body()  # also compiles what is not compiled yet, which a capture could not
-        if self.are_on:
+        if patiently and self.is_patient and shape not in self._seen:
+            self._seen.add(shape)
+        elif self.are_on:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             pool = next((other.pool() for other in self.captured.values()), None)
@@ -40,3 +48,17 @@ def padded(count: int) -> int:
         if count <= most:
             return -(-count // step) * step
     return -(-count // 32) * 32
+
+
+MOST_ROWS_WITH_PROMPTS = 4096  # of a graph: the device is busy for longer with more rows than the host with launching
+
+
+def padded_with_prompts(count: int) -> int:
+    """The rows of the graph that serves so many rows of decodes and prompts together, at most those of the largest.
+
+    Rows that nobody reads cost what real ones do, so sizes are as fine as graphs can be many: at most an eighth more.
+    """
+    for most, step in ((64, 32), (1024, 64), (2048, 128), (MOST_ROWS_WITH_PROMPTS, 256)):
+        if count <= most:
+            return -(-count // step) * step
+    raise ValueError(f"{count} rows are more than a graph takes")

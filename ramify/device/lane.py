@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.device.graphs import Graphs, padded
+from ramify.device.graphs import MOST_ROWS_WITH_PROMPTS, Graphs, padded, padded_with_prompts
 from ramify.device.last_draws import LastDraws
 from ramify.device.layers import Layers
 from ramify.device.reads import Int64s, Reads
-from ramify.device.rows import ModelRows, upload
+from ramify.device.rows import Mirror, ModelRows, upload
 from ramify.engine.plan import Onward, Row, Work
 from ramify.engine.sharing import Table
 from ramify.sampling.pipeline import Source
@@ -24,25 +24,30 @@ def most_rows(max_num_seqs: int, num_tracks: int, num_models: int) -> int:
 
 
 class Lane:
-    """With graphs, a step of decodes alone is padded to the size of one, and leaves the logits of all its rows in a
-    buffer: what graphs read and write must stay where it is."""
+    """With graphs, a step is padded to the size of one, and leaves the logits that are wanted in a buffer: what graphs
+    read and write must stay where it is. A step of decodes alone is one graph, and all its rows leave their logits. One
+    with prompts is two: of all rows, up to hidden states of those that are wanted, and of the logits after these."""
 
-    def __init__(self, layers: Layers, max_rows: int, graphs: Graphs | None) -> None:
+    def __init__(self, layers: Layers, max_rows: int, graphs: Graphs | None, *, captures_prompts: bool = True) -> None:
         self.layers = layers
         self._graphs = graphs
-        self._rows = ModelRows(max_rows, layers.pool.block_size, layers.device)
-        self._buffer = torch.empty(
-            0 if graphs is None else max_rows, layers.vocab_size, dtype=torch.float32, device=layers.device
-        )
+        kept = 0 if graphs is None else max_rows
+        self._most_captured = MOST_ROWS_WITH_PROMPTS if kept and captures_prompts else 0  # rows of a step with prompts
+        self._rows = ModelRows(max_rows, layers.pool.block_size, layers.device, most_captured=self._most_captured)
+        self._buffer = torch.empty(kept, layers.vocab_size, dtype=torch.float32, device=layers.device)
+        self._wanted_rows = Mirror(1, kept, torch.int64, layers.device)
+        self._wanted_hidden: Tensor | None = None  # (max_rows, hidden), once a step with prompts has come
         # Of the present step:
-        self.is_captured = False  # decodes alone, by a graph
+        self.has_prompts = False
+        self.leaves_logits = False  # those that are wanted are in the buffer
         self.first_rows = np.empty(0, np.int64)  # of each member and chunk
         self._num_members = 0
-        self.size = 0  # decodes, with their padding
-        self._num_rows = 0  # all rows
-        self._shape = (0, False)
+        self._is_captured = False
+        self._size = 0  # all rows, with padding
+        self._num_behind = 0  # rows of padding behind those of prompts
+        self._has_shared = False
         self._hidden: Tensor | None = None
-        self._wanted: Int64s | None = None  # the rows that the hidden states are of; None: all
+        self._wanted = np.empty(0, np.int64)  # rows, ascending
 
     # -- on the host: the numbers of a step ------------------------------------------------------------------
 
@@ -50,18 +55,24 @@ class Lane:
         """Whoever comes, comes for the first time."""
         self._rows.reset()
 
-    def begin(self, work: Work, last: LastDraws, onward: Onward | None = None) -> None:
-        """Gives members and chunks their rows, and tells the layers who reads what."""
+    def begin(self, work: Work, last: LastDraws, onward: Onward | None = None, *, num_wanted: int | None = 0) -> None:
+        """Gives members and chunks their rows, and tells the layers who reads what.
+
+        num_wanted: after so many rows logits will be wanted at most; None: after any number.
+        """
         chunks = work.chunks
         self._num_members = 0 if onward is None else len(onward.members)
         counts = [len(chunk.token_ids) for chunk in chunks]
-        num_singles = counts.count(1)
-        self.is_captured = self._graphs is not None and num_singles == len(chunks)
-        num_decodes = self._num_members + num_singles
-        self.size = padded(num_decodes) if self.is_captured else num_decodes
-        self._num_rows = self.size + sum(counts) - num_singles
-        self.first_rows = self._rows.place(chunks, self.size, last, onward)
-        if not self._num_rows:
+        total = self._num_members + sum(counts)
+        self.has_prompts = sum(counts) > len(chunks)
+        self.leaves_logits = self._graphs is not None and num_wanted is not None and num_wanted <= len(self._buffer)
+        self._is_captured = self.leaves_logits and not (self.has_prompts and total > self._most_captured)
+        self._size = total
+        if self._is_captured:
+            self._size = padded_with_prompts(total) if self.has_prompts else padded(total)
+        self._num_behind = self._size - total if self.has_prompts else 0
+        self.first_rows = self._rows.place(chunks, self._size, last, onward, is_captured=self._is_captured)
+        if not self._size:
             return
         tables: Sequence[Table] = [chunk.block_table for chunk in chunks]
         num_rows, ends = np.array(counts, np.int64), np.array([chunk.start + 1 for chunk in chunks], np.int64)
@@ -86,9 +97,10 @@ class Lane:
             tables,
             self.layers.sharing.worthwhile(work.shared, num_rows, block_size),
             block_size=block_size,
-            size=self._num_rows,
+            size=self._size,
+            num_behind=self._num_behind,
         )
-        self._shape = (self.size, bool(reads.shared))
+        self._has_shared = bool(reads.shared)
         self.layers.prepare(reads)
 
     def rows_of(self, rows: Sequence[Row]) -> Int64s:
@@ -103,34 +115,66 @@ class Lane:
 
         drawn (max_rows,): the tokens of the step before, for rows whose token the host does not know.
         """
-        if not self._num_rows:
+        if not self._size:
             return
-        if self.is_captured and self._graphs is not None:
-            self._graphs.run((self, *self._shape), lambda: self._forward_all(drawn))
+        if self.leaves_all and self._graphs is not None:
+            self._graphs.run((self, self._size, self._has_shared), lambda: self._forward_all(drawn))
             return
-        self._wanted = None if len(wanted) == self._num_rows else wanted
-        batch = self._rows.batch(self.size, drawn)
-        self._hidden = self.layers.forward(batch, None if self._wanted is None else wanted.tolist())
+        self._wanted = wanted
+        if self.leaves_logits and self._graphs is not None:
+            self._leave_logits(self._graphs, drawn)
+            return
+        rows = None if len(wanted) == self._size else upload(wanted, self.layers.device)
+        self._hidden = self.layers.forward(self._rows.batch(self._size, drawn), rows)
+
+    def _leave_logits(self, graphs: Graphs, drawn: Tensor) -> None:
+        """Of a step with prompts."""
+        count = len(self._wanted)
+        self._wanted_rows.host[0, :count] = self._wanted
+        self._wanted_rows.host[0, count:] = 0
+        self._wanted_rows.send()
+        most = min(self._size, len(self._buffer))
+        if self._is_captured:
+            shape = (self, self._size, self._has_shared, "with prompts")
+            graphs.run(shape, lambda: self._forward_some(most, drawn), patiently=True)
+        else:
+            self._forward_some(count, drawn)
+        if count:
+            self.capture_logits(count)
+
+    def capture_logits(self, count: int) -> None:
+        """After the first wanted rows of a step with prompts."""
+        if self._graphs is not None:
+            self._graphs.run((self, padded(count), "logits"), lambda: self._logits_after(padded(count)))
 
     def logits(self, rows: Int64s) -> Tensor:
         """Float32 logits (len(rows), vocabulary) after these rows."""
-        if self.is_captured:
-            return self._buffer[upload(rows, self._buffer.device)]
+        chosen = self.places_of(rows)
+        if self.leaves_logits:
+            return self._buffer[upload(chosen, self._buffer.device)]
         hidden = self._hidden
         assert hidden is not None, "compute comes first"
-        chosen = rows if self._wanted is None else np.searchsorted(self._wanted, rows)
         if not is_in_order(chosen, len(hidden)):
             hidden = hidden[upload(chosen, hidden.device)]
         return self.layers.logits(hidden)
 
-    def all_logits(self) -> Tensor:
-        """Of a captured step: (size, vocabulary), row by row."""
-        return self._buffer[: self.size]
+    @property
+    def leaves_all(self) -> bool:
+        """Whether every row leaves its logits, where it stands: decodes alone, by a graph."""
+        return self._is_captured and not self.has_prompts
+
+    def places_of(self, rows: Int64s) -> Int64s:
+        """Where the logits after these rows are: among those that the step leaves, or that can be asked for."""
+        return rows if self.leaves_all else np.searchsorted(self._wanted, rows)
+
+    def left_logits(self, size: int | None = None) -> Tensor:
+        """The buffer (size, vocabulary) in which a step leaves logits."""
+        return self._buffer[:size]
 
     def sources(self, tracks: Sequence[Int64s]) -> list[Source]:
         """For each track of this model, given by the rows that its draws are from; one product serves all of them."""
-        if self.is_captured:
-            return [Source(self.all_logits(), rows.tolist()) for rows in tracks]
+        if self.leaves_logits:
+            return [Source(self._buffer, self.places_of(rows).tolist()) for rows in tracks]
         distinct = tracks[0]
         if len(tracks) > 1 or (distinct[1:] <= distinct[:-1]).any():
             distinct = np.unique(np.concatenate(tracks))
@@ -138,8 +182,19 @@ class Lane:
         return [Source(logits, np.searchsorted(distinct, rows).tolist()) for rows in tracks]
 
     def _forward_all(self, drawn: Tensor) -> None:
-        hidden = self.layers.forward(self._rows.batch(self.size, drawn))
-        self.layers.logits(hidden, self.all_logits())
+        hidden = self.layers.forward(self._rows.batch(self._size, drawn))
+        self.layers.logits(hidden, self.left_logits(self._size))
+
+    def _forward_some(self, count: int, drawn: Tensor) -> None:
+        """Hidden states of the first `count` wanted rows."""
+        hidden = self.layers.forward(self._rows.batch(self._size, drawn), self._wanted_rows.device[0, :count])
+        if self._wanted_hidden is None:
+            self._wanted_hidden = hidden.new_zeros(len(self._buffer), hidden.shape[1])
+        self._wanted_hidden[:count] = hidden
+
+    def _logits_after(self, count: int) -> None:
+        assert self._wanted_hidden is not None, "hidden states come first"
+        self.layers.logits(self._wanted_hidden[:count], self.left_logits(count))
 
 
 def is_in_order(rows: Int64s, count: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -51,10 +50,10 @@ class Layers(Protocol):
     def prepare(self, reads: Reads) -> None:
         """Once a step, before `forward`: who reads what."""
 
-    def forward(self, batch: Batch, rows: Sequence[int] | None = None) -> Tensor:
+    def forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """Keeps the keys and values of all rows; returns hidden states (R, hidden) after these rows, or after all.
 
-        Rows ascend. What is returned may be overwritten by the next call.
+        rows (R,) int64 ascend, padding at their end left aside. What is returned may be overwritten by the next call.
         """
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
@@ -74,13 +73,13 @@ class TorchLayers:
         self.pool.clear(_entered(reads))
         self._attention.prepare(reads, self.pool)
 
-    def forward(self, batch: Batch, rows: Sequence[int] | None = None) -> Tensor:
+    def forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             self.pool.write(layer, batch.slots, keys, values)
             return self._attention.forward(layer, queries, keys, values)
 
         hidden = self.decoder.forward(batch.token_ids, batch.positions, attend)
-        return hidden if rows is None else hidden[torch.tensor(rows, dtype=torch.long, device=hidden.device)]
+        return hidden if rows is None else hidden[rows]
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         logits = self.decoder.logits(hidden)

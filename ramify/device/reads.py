@@ -57,7 +57,7 @@ class Reads:
     shared: Sequence[SharedPrefix]  # what is read together
     block_size: int
     size: int  # rows of the step, with those that are padding
-    num_singles: int  # single rows, with padding; they stand before the rows of prompts
+    num_singles: int  # single rows, with padding among them; they stand before the rows of prompts
 
     @classmethod
     def of(
@@ -70,11 +70,13 @@ class Reads:
         *,
         block_size: int,
         size: int,
+        num_behind: int = 0,
     ) -> Reads:
+        """`num_behind` rows at the end, behind those of prompts, are padding too."""
         begins = np.zeros_like(ends)
         for prefix in shared:
             begins[list(prefix.sharers)] = prefix.num_blocks * block_size
-        num_singles = size - int(num_rows[num_rows > 1].sum())
+        num_singles = size - num_behind - int(num_rows[num_rows > 1].sum())
         return cls(first_rows, num_rows, begins, ends, tables, shared, block_size, size, num_singles)
 
     def of_rows(self, rows: Sequence[int]) -> Reads:

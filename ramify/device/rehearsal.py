@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ramify.device.graphs import MOST_ROWS_WITH_PROMPTS
 from ramify.device.pool import KVPool, bytes_per_block
 from ramify.device.sizing import GpuMemory
 from ramify.device.step import DeviceStep
@@ -42,27 +43,38 @@ class Largest:
     max_num_batched_tokens: int
     block_size: int
 
+    @property
+    def rows_each(self) -> int:
+        """Of one model, for a token of every track."""
+        return self.num_tracks // self.num_models
+
 
 def largest_plans(largest: Largest) -> list[Plan]:
-    """As many tokens as a step may hold, in one prompt and in many, at the end of full contexts; and all decodes."""
+    """As many tokens as a step may hold, in one prompt and in many, at the end of full contexts; as many as a graph may
+    hold; and all decodes."""
     # Every sequence computes a position in each of its tracks.
-    tracks = largest.num_tracks
-    num_tokens = min(largest.max_num_batched_tokens // tracks, largest.max_model_len)
-    sequences = max(1, min(largest.max_num_seqs, largest.max_num_batched_tokens // tracks))
-    each = min(max(1, largest.max_num_batched_tokens // tracks // sequences), largest.max_model_len)
+    most = max(1, largest.max_num_batched_tokens // largest.num_tracks)
+    sequences = min(largest.max_num_seqs, most)
+    each = min(most // sequences, largest.max_model_len)
     shapes = [
-        (1, max(1, num_tokens), WITH_EVERYTHING),
-        (sequences, each, IN_A_GRAPH),
-        (sequences, 1, IN_A_GRAPH),
-        (min(sequences, FEW), 1, WITH_EVERYTHING),
+        ([min(most, largest.max_model_len)], WITH_EVERYTHING),
+        ([each] * sequences, IN_A_GRAPH),
+        (lengths_of(largest, min(most * largest.rows_each, MOST_ROWS_WITH_PROMPTS)), IN_A_GRAPH),
+        ([1] * sequences, IN_A_GRAPH),
+        ([1] * min(sequences, FEW), WITH_EVERYTHING),
     ]
     return [plan_of(largest, *shape, end=largest.max_model_len, num_blocks=NUM_BLOCKS) for shape in shapes]
 
 
-def plan_of(
-    largest: Largest, num_sequences: int, num_tokens: int, params: SamplingParams, *, end: int, num_blocks: int
-) -> Plan:
-    """So many sequences of `end` positions, each with its last tokens to compute and one to draw.
+def lengths_of(largest: Largest, num_rows: int) -> list[int]:
+    """Prompts that come to so many rows of each model, or to nearly as many where sequences are too few or short."""
+    each, rest = largest.max_model_len, num_rows // largest.rows_each
+    lengths = [each] * (rest // each) + ([rest % each] if rest % each else [])
+    return lengths[: largest.max_num_seqs]
+
+
+def plan_of(largest: Largest, lengths: Sequence[int], params: SamplingParams, *, end: int, num_blocks: int) -> Plan:
+    """Sequences of `end` positions, each with so many of its last tokens to compute and one to draw.
 
     All of them are in the same blocks, 0 … num_blocks - 1 again and again.
     """
@@ -70,7 +82,7 @@ def plan_of(
     demands = Demands(params, number=NOBODY, prompts=((0,),) * largest.num_tracks)
     works = [Work() for _ in range(largest.num_models)]
     draws = []
-    for sequence in range(num_sequences):
+    for sequence, num_tokens in enumerate(lengths):
         rows = []
         for track in range(largest.num_tracks):
             model = track % largest.num_models
@@ -106,6 +118,7 @@ def _run(make_step: Callable[[Sequence[KVPool]], DeviceStep], decoders: Sequence
     """Returns the bytes of the cache that it ran in."""
     size = largest.block_size
     step = make_step([KVPool(each.arch, NUM_BLOCKS, size, each.dtype, each.device) for each in decoders])
+    step.graphs.is_patient = False
     for plan in largest_plans(largest):
         step.launch(plan)()
     return NUM_BLOCKS * sum(bytes_per_block(each.arch, size, each.dtype) for each in decoders)

@@ -18,6 +18,7 @@ from ramify.device.last_draws import LastDraws
 from ramify.device.layers import Batch
 from ramify.device.reads import Int64s, slots_between
 from ramify.device.seats import Seats
+from ramify.device.staging import Staging
 from ramify.engine.plan import PENDING, Chunk, Draw, Onward
 from ramify.engine.sharing import Table
 from ramify.sampling import columns as column
@@ -38,39 +39,51 @@ class Mirror:
         self.host: NDArray[Any] = held.numpy()
         # On a CPU both are one and the same memory.
         self.device = torch.zeros(columns, max_rows, dtype=dtype, device=device) if on_gpu else held
-        # Two, in turns: the copy of the step before may not have been made yet when the next is written.
-        staged = 2 if on_gpu else 0
-        self._staged = [torch.empty(columns, max_rows, dtype=dtype, pin_memory=True) for _ in range(staged)]
+        self._staging = Staging(columns, max_rows, dtype=dtype, device=device) if on_gpu else None
 
-    def send(self) -> None:
-        if self._staged:
-            staged = self._staged[0]
-            self._staged.reverse()
-            staged.numpy()[:] = self.host
-            self.device.copy_(staged, non_blocking=True)
+    def send(self, count: int | None = None) -> None:
+        """All rows, or the first of one column."""
+        if self._staging is not None:
+            staged = self._staging.take()
+            staged.numpy()[:, :count] = self.host[:, :count]
+            self.device[:, :count].copy_(staged[:, :count], non_blocking=True)
+            self._staging.sent()
 
 
 class ModelRows:
-    """The rows of one model: single tokens (decodes) in rows that persist, pieces of prompts behind them."""
+    """The rows of one model: single tokens (decodes) in rows that persist, pieces of prompts behind them.
 
-    def __init__(self, max_rows: int, block_size: int, device: torch.device) -> None:
+    Up to `most_captured` rows of a step with prompts are written where a graph finds them.
+    """
+
+    def __init__(self, max_rows: int, block_size: int, device: torch.device, *, most_captured: int = 0) -> None:
         self._block_size = block_size
         self._device = device
         self._numbers = Mirror(NUM_COLUMNS, max_rows, torch.int64, device)
+        # The columns of a step with prompts, one after the other, each as long as the step has rows.
+        self._captured = Mirror(1, NUM_COLUMNS * most_captured, torch.int64, device)
         self.reset()
 
     def reset(self) -> None:
         """No track has a row."""
         self._seats = Seats()
-        self._prompts: Batch | None = None
+        self._mixed: Tensor | None = None  # (NUM_COLUMNS, rows) of a step with prompts
         self._tables: list[Table] = []  # of the last step's decodes
         self._in_order = np.empty(0, np.int64)  # the rows of the last step's members: the same while they are as many
 
-    def place(self, chunks: Sequence[Chunk], size: int, last: LastDraws, onward: Onward | None = None) -> Int64s:
+    def place(
+        self,
+        chunks: Sequence[Chunk],
+        size: int,
+        last: LastDraws,
+        onward: Onward | None = None,
+        *,
+        is_captured: bool = False,
+    ) -> Int64s:
         """Gives everyone rows and fills them; returns the first row of each, members before chunks.
 
-        Members stand in the first rows, in their order. Rows of decodes beyond the real ones, up to `size`, are
-        padding: what they compute nobody reads. A token that is pending was drawn in the row that the last draws name.
+        Members stand in the first rows, in their order. Rows beyond the real ones, up to `size`, are padding: what they
+        compute nobody reads. A token that is pending was drawn in the row that the last draws name.
         """
         num_members = 0
         if onward is not None:
@@ -78,7 +91,7 @@ class ModelRows:
             self._follow(onward, last.rows[onward.sources])
         if len(self._in_order) != num_members:
             self._in_order = np.arange(num_members)
-        self._prompts, self._tables = None, []
+        self._mixed, self._tables = None, []
         single = [index for index, chunk in enumerate(chunks) if len(chunk.token_ids) == 1]
         decodes = chunks if len(single) == len(chunks) else [chunks[index] for index in single]
         if onward is None:
@@ -86,18 +99,21 @@ class ModelRows:
             self._tables = [chunk.block_table for chunk in decodes]
         else:
             placed = np.arange(num_members, num_members + len(decodes))
-        self._fill(decodes, placed, num_members, size, last)
+        num_decodes, has_prompts = num_members + len(decodes), len(single) < len(chunks)
+        self._fill(decodes, placed, num_members, num_decodes if has_prompts else size, last)
+        if not has_prompts:
+            self._numbers.send()
         if not chunks:
             return self._in_order
         first_rows = np.empty(num_members + len(chunks), np.int64)
         first_rows[:num_members] = self._in_order
         own = first_rows[num_members:]
         own[single] = placed
-        if len(single) < len(chunks):
+        if has_prompts:
             prompts = [index for index, chunk in enumerate(chunks) if len(chunk.token_ids) > 1]
             counts = [len(chunks[index].token_ids) for index in prompts]
-            own[prompts] = num_members + len(decodes) + np.cumsum([0, *counts[:-1]])
-            self._prompts = self._batch_of([chunks[index] for index in prompts])
+            own[prompts] = num_decodes + np.cumsum([0, *counts[:-1]])
+            self._mix([chunks[index] for index in prompts], num_decodes, size, is_captured=is_captured)
         return first_rows
 
     def go_on(self, tables: list[Table], rows: Int64s, drawing_rows: Int64s) -> Int64s:
@@ -128,14 +144,11 @@ class ModelRows:
         return positions
 
     def batch(self, size: int, drawn: Tensor) -> Batch:
-        """The first `size` rows, then those of prompts; `drawn` (max_rows,) are the tokens of the step before."""
-        numbers = self._numbers.device[:, :size]
+        """The rows of the step; `drawn` (max_rows,) are the tokens of the step before."""
+        numbers = self._numbers.device[:, :size] if self._mixed is None else self._mixed
         source = numbers[SOURCE]
         token_ids = torch.where(source >= 0, drawn[source.clamp_min(0)], numbers[TOKEN])
-        decodes = Batch(token_ids, numbers[POSITION], numbers[SLOT])
-        if self._prompts is None:
-            return decodes
-        return Batch(*(torch.cat(parts) for parts in zip(decodes, self._prompts, strict=True)))
+        return Batch(token_ids, numbers[POSITION], numbers[SLOT])
 
     def _follow(self, onward: Onward, sources: Int64s) -> None:
         """Members, each with the token that was drawn in its source."""
@@ -161,14 +174,27 @@ class ModelRows:
             numbers[SLOT, rows] = [
                 chunk.block_table[chunk.start // block_size] * block_size + chunk.start % block_size for chunk in chunks
             ]
-        self._numbers.send()
 
-    def _batch_of(self, prompts: Sequence[Chunk]) -> Batch:
-        token_ids = [token for chunk in prompts for token in chunk.token_ids]
-        positions = [np.arange(chunk.start, chunk.end) for chunk in prompts]
-        slots = [slots_between(chunk.block_table, chunk.start, chunk.end, self._block_size) for chunk in prompts]
-        columns = np.array(token_ids), np.concatenate(positions), np.concatenate(slots)
-        return Batch(*(upload(column, self._device) for column in columns))
+    def _mix(self, prompts: Sequence[Chunk], num_decodes: int, size: int, *, is_captured: bool) -> None:
+        """The rows of decodes, of prompts, and padding, in one piece."""
+        held = self._captured.host[0, : NUM_COLUMNS * size] if is_captured else np.empty(NUM_COLUMNS * size, np.int64)
+        numbers = held.reshape(NUM_COLUMNS, size)
+        end = num_decodes + sum(len(chunk.token_ids) for chunk in prompts)
+        numbers[:, :num_decodes] = self._numbers.host[:, :num_decodes]
+        numbers[SOURCE, num_decodes:] = -1
+        numbers[SLOT, end:] = PADDING_SLOT
+        numbers[[TOKEN, POSITION], end:] = 0
+        first = num_decodes
+        for chunk in prompts:
+            rows = slice(first, first := first + len(chunk.token_ids))
+            numbers[TOKEN, rows] = chunk.token_ids
+            numbers[POSITION, rows] = np.arange(chunk.start, chunk.end)
+            numbers[SLOT, rows] = slots_between(chunk.block_table, chunk.start, chunk.end, self._block_size)
+        if is_captured:
+            self._captured.send(held.size)
+            self._mixed = self._captured.device[0, : held.size].view(NUM_COLUMNS, size)
+        else:
+            self._mixed = upload(numbers, self._device)
 
 
 class DrawRows:

@@ -5,9 +5,9 @@
     draw      from the logits of one model, or from the mixture of two        draws.py
 
 Where the sampler's kernels serve all draws, tokens stay on the device: the next step reads them there, so it can be
-launched before the host knows them, and the result is fetched when it is asked for. A step of decodes alone is then two
-kinds of graphs, forward (rows × shared or not) for each model and draw (rows × kind of sampler), and while the same
-tracks just go on, its numbers follow from those of the step before.
+launched before the host knows them, and the result is fetched when it is asked for. A step is then graphs: forward
+(rows × shared or not; lane.py) for each model, and draw (rows × kind of sampler). While the same tracks just decode, a
+step's numbers follow from those of the step before.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ class DeviceStep:
         self.graphs = Graphs(self.device, use_graphs=use_graphs)
         num_tracks = 1 if mixer is None else 2
         max_rows = most_rows(max_num_seqs, num_tracks, len(layers))
-        self.lanes = [Lane(each, max_rows, self.graphs if kernels is not None else None) for each in layers]
+        self._max_num_seqs, self._rows_each = max_num_seqs, num_tracks // len(layers)
+        # Invariant attention of prompts writes its lists anew in every step.
+        self.captures_prompts = kernels is not None and not batch_invariant
+        graphs = self.graphs if kernels is not None else None
+        self.lanes = [Lane(each, max_rows, graphs, captures_prompts=self.captures_prompts) for each in layers]
         self.looks_back = kernels is not None
         self._draws = Draws(
             self.lanes,
@@ -91,7 +95,7 @@ class DeviceStep:
             return self._go_on(draws.steady, plan)
         draws.steady = None
         for lane, work, onward in zip_longest(self.lanes, plan.works, (plan.onward,)):
-            lane.begin(work, draws.last, onward)
+            lane.begin(work, draws.last, onward, num_wanted=self._num_wanted(plan))
         tracks = self._tracks(plan)
         for lane, wanted in zip(self.lanes, self._wanted(plan, tracks), strict=True):
             lane.compute(wanted, draws.tokens)
@@ -108,6 +112,12 @@ class DeviceStep:
     def capture_draws(self, count: int) -> None:
         """Draws of every kind for so many rows, from what the last step, a captured one, left; nobody reads them."""
         self._draws.capture(count)
+
+    @torch.inference_mode()
+    def capture_logits(self, count: int) -> None:
+        """After as many rows as so many draws may be from, in a step with prompts; one has come before."""
+        for lane in self.lanes:
+            lane.capture_logits(count)
 
     def _go_on(self, steady: Steady, plan: Plan) -> Ticket:
         for lane, work, drawing_rows in zip(self.lanes, plan.works, steady.drawing_rows, strict=True):
@@ -126,11 +136,21 @@ class DeviceStep:
             DrawTrack(0, np.concatenate([lane.first_rows[:count], lane.rows_of([draw.rows[0] for draw in plan.draws])]))
         ]
 
+    def _num_wanted(self, plan: Plan) -> int | None:
+        """The most rows of one lane whose logits draws need; None where prompts are told of too."""
+        if plan.prompt_reports:
+            return None
+        num_members = 0 if plan.onward is None else len(plan.onward.members)
+        num_draws = len(plan.draws)
+        if num_members + num_draws > self._max_num_seqs:  # many children may draw from one prompt
+            num_draws = len({draw.rows for draw in plan.draws})
+        return (num_members + num_draws) * self._rows_each
+
     def _wanted(self, plan: Plan, tracks: Sequence[DrawTrack]) -> list[Int64s]:
         """The rows of each lane whose logits somebody needs, ascending."""
         wanted: list[list[Int64s]] = [[] for _ in self.lanes]
         for track in tracks:
-            if not self.lanes[track.model].is_captured:  # else all rows leave theirs
+            if not self.lanes[track.model].leaves_all:
                 wanted[track.model].append(track.rows)
         for asked in plan.prompt_reports:
             for row in asked.rows():

@@ -7,8 +7,9 @@ several rows, four products, three kernels and an attention a layer:
 one row, three kernels fewer (products.py):
     [norm, qkv] -> rope, write -> attention -> [output, add] -> [norm, gate, up, silu, multiply] -> [down, add]
 
-Single rows (decodes) attend over a work list whose length the device knows, so that a graph of `forward` stays valid;
-pieces of prompts, in steps without a graph, by torch's flash kernel.
+Single rows (decodes) and pieces of prompts attend over lists whose lengths the device knows, so that a graph of
+`forward` stays valid. Once the last layer's keys and values are written, only rows whose hidden states are asked for go
+on: of a prompt, its last one.
 
 With `batch_invariant` a row's hidden states have the same bits in any company: products by one family of kernels for
 any number of rows (invariant_products.py), decodes, shared prefixes and pieces of prompts in the same parts with the
@@ -17,7 +18,6 @@ same bits (kernels/walk.py, kernels/stretches.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -27,7 +27,6 @@ from torch import Tensor
 from ramify.device.layers import Batch
 from ramify.device.pool import KVPool
 from ramify.device.reads import Reads, SharingRule
-from ramify.device.rows import upload
 from ramify.errors import UnsupportedError
 from ramify.gpu.exact_prompts import ExactPrompts
 from ramify.gpu.form_cache import FormCache
@@ -43,7 +42,7 @@ from ramify.gpu.packed_weight import PackedWeight
 from ramify.gpu.paged import PagedDecode
 from ramify.gpu.product_forms import Role
 from ramify.gpu.products import Stream, Weight, dense_weights
-from ramify.gpu.prompts import PromptAttention
+from ramify.gpu.prompts import PagedPrompts
 from ramify.gpu.tables import DeviceTables
 from ramify.models.decoder import Decoder, Layer
 from ramify.models.families import Architecture
@@ -116,19 +115,30 @@ class GpuLayers:
             exact=batch_invariant,
         )
         self._tables = DeviceTables(self._decodes.tables)
-        self._prompts: PromptAttention | ExactPrompts | None = None
-        self._num_decodes, self._has_shared = 0, False
+        self._paged_prompts = PagedPrompts(
+            max_chunks=max_rows,
+            max_blocks=-(-max_model_len // pool.block_size),
+            queries_per_row=arch.num_heads // arch.num_kv_heads,
+            block_size=pool.block_size,
+            dtype=decoder.dtype,
+            device=decoder.device,
+        )
+        self._exact_prompts: ExactPrompts | None = None
+        self._max_rows = max_rows
+        self._num_decodes, self._has_prompts, self._has_shared = 0, False, False
 
     def prepare(self, reads: Reads) -> None:
         self._tables.follow(reads)
         self._num_decodes, self._has_shared = reads.num_singles, bool(reads.shared)
-        self._prompts = None
-        if reads.num_singles < reads.size:
-            self._prompts = PromptAttention(reads, self.pool) if self._cuts is None else ExactPrompts(reads, self._cuts)
-        if reads.num_singles:
-            self._decodes.write_list(self._decodes.work_list(reads))
+        self._has_prompts = reads.num_singles < reads.size
+        self._decodes.write_list(self._decodes.work_list(reads))
+        self._exact_prompts = None
+        if self._has_prompts and self._cuts is not None:
+            self._exact_prompts = ExactPrompts(reads, self._cuts)
+        elif self._has_prompts:
+            self._paged_prompts.write_list(reads)
 
-    def forward(self, batch: Batch, rows: Sequence[int] | None = None) -> Tensor:
+    def forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """Batch of T rows -> hidden states after the last norm (R, hidden)."""
         arch = self.decoder.arch
         embedded = F.embedding(batch.token_ids, self.decoder.embedding)
@@ -138,11 +148,15 @@ class GpuLayers:
         for index, layer in enumerate(self._layers):
             qkv = layer.qkv.from_stream(stream, layer.input_norm)
             self._rotate_and_write(index, qkv, batch, queries)
-            layer.output.into_stream(self._attend(index, queries), stream)
+            attended = self._attend(index, queries)
+            if index == len(self._layers) - 1 and rows is not None:
+                attended, stream, inner = attended[rows], Stream(stream.values[rows]), inner[: len(rows)]
+                if not len(rows):
+                    return stream.values
+            layer.output.into_stream(attended, stream)
             layer.gate_up.gated_from_stream(stream, layer.post_norm, inner)
             layer.down.into_stream(inner, stream)
-        hidden = stream.normed(self._final_norm)
-        return hidden if rows is None else hidden[upload(rows, self.device)]
+        return stream.normed(self._final_norm)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """(R, hidden) -> (R, vocabulary) in float32."""
@@ -170,13 +184,18 @@ class GpuLayers:
 
     def _attend(self, index: int, queries: Tensor) -> Tensor:
         """(T, heads, head_dim) -> (T, heads * head_dim): decodes, then pieces of prompts."""
-        kv, count = self.pool.layers[index], self._num_decodes
-        if self._prompts is not None and not count:
-            return self._prompts.attend(queries, kv)
+        kv = self.pool.layers[index]
         out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
-        self._decodes.attend(queries[:count], kv, out[:count], with_prefix=self._has_shared)
-        if self._prompts is not None:
-            out[count:] = self._prompts.attend(queries[count:], kv)
+        if self._exact_prompts is not None:
+            count = self._num_decodes
+            out[count:] = self._exact_prompts.attend(queries[count:], kv)
+        else:
+            # Which of the first rows are decodes, the list knows; the others come to zero, and prompts write over them.
+            count = queries.shape[0] if not self._has_prompts else min(queries.shape[0], self._max_rows)
+        if count:
+            self._decodes.attend(queries[:count], kv, out[:count], with_prefix=self._has_shared)
+        if self._has_prompts and self._exact_prompts is None:
+            self._paged_prompts.attend(queries, kv, out)
         return out
 
 

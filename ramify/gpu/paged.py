@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ramify.device.reads import Reads
+from ramify.device.staging import Staging
 from ramify.gpu.kernels import decode_attention as decode
 from ramify.gpu.kernels import prefix_attention as prefix
 from ramify.gpu.kernels.merge import merge
@@ -90,12 +91,7 @@ class PagedDecode:
         self._sections = [_HEADER + rows * number for number in (0, 1, 2, 2 + GROUP_FIELDS, 3 + GROUP_FIELDS)]
         size = self._sections[-1] + PREFIX_FIELDS * max_parts
         self._list = torch.zeros(size, dtype=torch.int32, device=device)
-        # Two, in turns: one may still be on its way to the device while the next list is written.
-        self._staging = [torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(2)]
-        self._sent: list[torch.cuda.Event] = []
-        if device.type == "cuda":
-            self._sent = [torch.cuda.Event() for _ in self._staging]  # type: ignore[no-untyped-call]
-        self._turn = 0
+        self._staging = Staging(size, dtype=torch.int32, device=device)
         self._own_count, self._prefix_count = self._list[0:2], self._list[2:4]
         parts, counts, groups, members, _ = self._sections
         self._first_part, self._num_parts = self._list[parts:counts], self._list[counts:groups]
@@ -117,10 +113,7 @@ class PagedDecode:
             raise ValueError(f"a list of {rows} rows; there is room for {self._max_rows}")
         if work.total_parts > self._max_parts:
             raise ValueError(f"a list of {work.total_parts} parts; there is room for {self._max_parts}")
-        self._turn = 1 - self._turn
-        if self._sent:
-            self._sent[self._turn].synchronize()
-        staging = self._staging[self._turn]
+        staging = self._staging.take()
         packed = staging.numpy()
         first_part, num_parts, groups, members, own = self._sections
         prefix_items = own + work.own.size
@@ -134,8 +127,7 @@ class PagedDecode:
         packed[own:prefix_items] = work.own.reshape(-1)
         packed[prefix_items:end] = work.prefix.reshape(-1)
         self._list[:end].copy_(staging[:end], non_blocking=True)
-        if self._sent:
-            self._sent[self._turn].record()
+        self._staging.sent()
 
     def attend(self, queries: Tensor, kv_layer: Tensor, out: Tensor, *, with_prefix: bool) -> None:
         """queries (rows, heads, head_dim), kv_layer (slots, 2, kv_heads, head_dim) -> out (rows, heads * head_dim).

@@ -1,94 +1,63 @@
-"""Attention of pieces of prompts: each sees its track's past and itself, many of a step in one call."""
+"""Attention of pieces of prompts on a GPU: lists in buffers that outlive a step, so that CUDA graphs stay valid.
+
+once a step     write_list      the tiles of all pieces to the device, in one copy
+once a layer    attend          prompt_attention
+"""
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.device.pool import KVPool
-from ramify.device.reads import Int64s, Reads, slots_between
+from ramify.device.graphs import MOST_ROWS_WITH_PROMPTS
+from ramify.device.reads import Reads
 from ramify.device.rows import upload
+from ramify.device.staging import Staging
+from ramify.gpu.kernels.prompt_attention import PROGRAMS_PER_PROCESSOR, prompt_attention, rows_of_a_tile
+from ramify.gpu.kernels.prompt_list import build_prompt_list, longest_list
 
-# Keys and values are gathered for so many positions at a time (a chunk that sees more is gathered by itself): many
-# chunks with long pasts, as after hits in the prefix cache, would otherwise take more memory than the weights.
-KEYS_AT_ONCE = 2**16
-
-
-class PromptAttention:
-    """Made once a step; the keys and values of all its rows are written before it is asked."""
-
-    def __init__(self, reads: Reads, pool: KVPool) -> None:
-        chosen = np.flatnonzero(reads.num_rows > 1)
-        chosen = chosen[np.argsort(reads.first_rows[chosen])]
-        keys = reads.ends[chosen] + reads.num_rows[chosen] - 1
-        self._pieces = [_Piece(reads, chosen[piece], pool.kv.device) for piece in _pieces(keys)]
-
-    def attend(self, queries: Tensor, kv: Tensor) -> Tensor:
-        """queries (T, heads, head_dim), kv (slots, 2, kv_heads, head_dim) -> (T, heads * head_dim)."""
-        if len(self._pieces) == 1:
-            return self._pieces[0].attend(queries, kv)
-        parts = torch.split(queries, [piece.num_rows for piece in self._pieces])
-        return torch.cat([piece.attend(part, kv) for piece, part in zip(self._pieces, parts, strict=True)])
+_PROCESSORS_WITHOUT_A_GPU = 1
 
 
-def _pieces(keys: Int64s) -> list[slice]:
-    """Consecutive chunks that see at most KEYS_AT_ONCE positions together, or one that sees more."""
-    pieces, start, total = [], 0, 0
-    for index, count in enumerate(keys.tolist()):
-        if index > start and total + count > KEYS_AT_ONCE:
-            pieces.append(slice(start, index))
-            start, total = index, 0
-        total += count
-    return [*pieces, slice(start, len(keys))]
+class PagedPrompts:
+    """`max_chunks` pieces of a step at most, each of `max_blocks` blocks with its past."""
 
+    def __init__(
+        self,
+        *,
+        max_chunks: int,
+        max_blocks: int,
+        queries_per_row: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        processors = _PROCESSORS_WITHOUT_A_GPU
+        if device.type == "cuda":
+            processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._num_programs = processors * PROGRAMS_PER_PROCESSOR
+        self._rows_of_a_tile = rows_of_a_tile(queries_per_row, dtype.itemsize)
+        self._block_size = block_size
+        size = longest_list(MOST_ROWS_WITH_PROMPTS, max_chunks, max_blocks)
+        self._kept = torch.zeros(size, dtype=torch.int32, device=device)
+        self._staging = Staging(size, dtype=torch.int32, device=device)
+        self._list = self._kept
 
-class _Piece:
-    """Some chunks, in the order of their rows."""
+    def write_list(self, reads: Reads) -> None:
+        """From now on `attend` serves these pieces."""
+        work = build_prompt_list(reads, rows_of_a_tile=self._rows_of_a_tile)
+        if len(work) > len(self._kept):  # of more rows than any graph has
+            self._list = upload(work, self._kept.device)
+            return
+        self._list = self._kept
+        staged = self._staging.take()[: len(work)]
+        staged.numpy()[:] = work
+        self._kept[: len(work)].copy_(staged, non_blocking=True)
+        self._staging.sent()
 
-    def __init__(self, reads: Reads, chosen: Int64s, device: torch.device) -> None:
-        self._queries: Int64s = reads.num_rows[chosen]
-        self._keys: Int64s = reads.ends[chosen] + self._queries - 1
-        self.num_rows = int(self._queries.sum())
-        slots = [
-            slots_between(reads.tables[chunk], 0, end, reads.block_size)
-            for chunk, end in zip(chosen.tolist(), self._keys.tolist(), strict=True)
-        ]
-        self._slots = upload(np.concatenate(slots), device)
-        self._query_ends, self._key_ends = (
-            upload(np.cumsum([0, *counts], dtype=np.int32), device) for counts in (self._queries, self._keys)
+    def attend(self, queries: Tensor, kv_layer: Tensor, out: Tensor) -> None:
+        """queries (T, heads, head_dim), kv_layer (slots, 2, kv_heads, head_dim) -> their rows of out (T, heads *
+        head_dim). The keys and values of all rows are written before."""
+        prompt_attention(
+            queries, kv_layer, self._list, out, block_size=self._block_size, num_programs=self._num_programs
         )
-
-    def attend(self, queries: Tensor, kv: Tensor) -> Tensor:
-        """queries (T, heads, head_dim), kv (slots, 2, kv_heads, head_dim) -> (T, heads * head_dim)."""
-        seen = kv.index_select(0, self._slots)  # (keys, 2, kv_heads, head_dim)
-        keys, values = seen[:, 0], seen[:, 1]
-        if queries.device.type == "cuda" and queries.dtype is not torch.float32:
-            attended: Tensor = torch.ops.aten._flash_attention_forward(
-                queries,
-                keys,
-                values,
-                self._query_ends,
-                self._key_ends,
-                int(self._queries.max()),
-                int(self._keys.max()),
-                0.0,  # dropout
-                True,  # causal, aligned at the ends
-                False,  # no debug mask
-            )[0]
-            return attended.flatten(1)
-        return self._one_by_one(queries, keys, values)
-
-    def _one_by_one(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """For precisions that the fast kernel does not know."""
-        outputs, row, first = [], 0, 0
-        for count, end in zip(self._queries.tolist(), self._keys.tolist(), strict=True):
-            q = queries[row : row + count].transpose(0, 1)[None]
-            k, v = (x[first : first + end].transpose(0, 1)[None] for x in (keys, values))
-            positions = torch.arange(end - count, end, device=queries.device)
-            mask = torch.arange(end, device=queries.device) <= positions[:, None]
-            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-            outputs.append(attended[0].transpose(0, 1).flatten(1))
-            row, first = row + count, first + end
-        return torch.cat(outputs)

@@ -66,7 +66,8 @@ class Follower:
             self._layers[order.model].prepare(order.reads())
         elif isinstance(order, Forward):
             batch = Batch(*(torch.tensor(column, dtype=torch.int64) for column in order.numbers))
-            self._layers[order.model].forward(batch, order.rows)
+            rows = None if order.rows is None else torch.tensor(order.rows, dtype=torch.int64)
+            self._layers[order.model].forward(batch, rows)
         elif isinstance(order, Logits):
             decoder = self._decoders[order.model]
             hidden = torch.empty(order.num_rows, decoder.arch.hidden_size, dtype=decoder.dtype)

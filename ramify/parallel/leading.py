@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -60,10 +60,10 @@ class LeadingLayers:
     def prepare(self, reads: Reads) -> None:
         self.team.together(Prepare.of(self._model, reads), lambda: self._layers.prepare(reads))
 
-    def forward(self, batch: Batch, rows: Sequence[int] | None = None) -> Tensor:
-        chosen = None if rows is None else list(rows)
+    def forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
+        chosen = None if rows is None else rows.tolist()
         order = Forward(self._model, [column.tolist() for column in batch], chosen)
-        return self.team.together(order, lambda: self._layers.forward(batch, chosen))
+        return self.team.together(order, lambda: self._layers.forward(batch, rows))
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Hidden states are the same on every rank, but which rows are asked for only this one knows: it sends them."""

@@ -215,7 +215,7 @@ def _forward(
     )
     with torch.inference_mode():
         layers.prepare(reads)
-        return layers.forward(batch, None if len(wanted) == reads.size else wanted)
+        return layers.forward(batch, None if len(wanted) == reads.size else torch.tensor(wanted, dtype=torch.int64))
 
 
 def _decoder(folder: Path, packing: PanelPacking | None = None) -> Decoder:

@@ -98,7 +98,7 @@ def _logits(folder: Path, prompt: list[int]) -> torch.Tensor:
     pool = KVPool(decoder.arch, 16, 16, decoder.dtype, decoder.device)
     layers, positions = TorchLayers(decoder, pool), torch.arange(len(prompt))
     layers.prepare(reads_of([Chunk(prompt, 0, tuple(range(16)))], [], 16))
-    hidden = layers.forward(Batch(torch.tensor(prompt), positions, slots=positions), [len(prompt) - 1])
+    hidden = layers.forward(Batch(torch.tensor(prompt), positions, slots=positions), positions[-1:])
     return layers.logits(hidden)[0]
 
 

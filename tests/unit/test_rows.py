@@ -38,7 +38,7 @@ def test_seats_are_dense_and_kept_by_whoever_stays_unless_a_gap_is_filled(steps:
 def test_decodes_keep_their_numbers_and_prompts_follow(data: st.DataObject) -> None:
     """Tokens, positions and slots of every chunk, in a step of any mix and in the steps that just go on from it."""
     block_size = 4
-    rows = ModelRows(8, block_size, CPU)
+    rows = ModelRows(8, block_size, CPU, most_captured=16)
     drawn_in: dict[str, int] = {}
     for number in range(data.draw(st.integers(1, 4))):
         keys = data.draw(st.lists(st.sampled_from(KEYS), min_size=1, unique=True))
@@ -48,7 +48,10 @@ def test_decodes_keep_their_numbers_and_prompts_follow(data: st.DataObject) -> N
             table = tuple(data.draw(st.permutations(range(10))))
             pending = count == 1 and key in drawn_in and data.draw(st.booleans())
             chunks.append(Chunk([PENDING] if pending else list(range(start, start + count)), start, table, key))
-        size = sum(len(chunk.token_ids) == 1 for chunk in chunks)
+        size = sum(len(chunk.token_ids) for chunk in chunks) + data.draw(st.integers(0, 3))
+        has_prompts = any(len(chunk.token_ids) > 1 for chunk in chunks)
+        size = size if has_prompts else min(size, 8)
+        is_captured = size <= 16 and data.draw(st.booleans())
         last = LastDraws(*_drawn(drawn_in))
         unknown = [chunk.key for chunk in chunks if PENDING in chunk.token_ids]
         members = data.draw(st.lists(st.sampled_from(unknown), unique=True)) if unknown else []
@@ -56,18 +59,19 @@ def test_decodes_keep_their_numbers_and_prompts_follow(data: st.DataObject) -> N
             chunks.sort(key=lambda chunk: chunk.key not in members)
             keys = [chunk.key for chunk in chunks]
             count = len(members)
-            placed = rows.place(chunks[count:], size, last, _onward(chunks[:count], list(drawn_in)))
-            check(rows, chunks, placed, drawn_in)
+            onward = _onward(chunks[:count], list(drawn_in))
+            placed = rows.place(chunks[count:], size, last, onward, is_captured=is_captured)
+            check(rows, chunks, placed, drawn_in, size)
             assert placed[:count].tolist() == list(range(count))
-        placed = rows.place(chunks, size, last)
-        check(rows, chunks, placed, drawn_in)
+        placed = rows.place(chunks, size, last, is_captured=is_captured)
+        check(rows, chunks, placed, drawn_in, size)
         drawn_in = dict(zip(keys, data.draw(st.permutations(range(len(keys)))), strict=True))
-        if size == len(chunks):
+        if not has_prompts:
             drawing_rows = np.array([drawn_in[key] for key in keys], np.int64)
             for _ in range(number):
                 chunks = [Chunk([PENDING], chunk.start + 1, chunk.block_table, chunk.key) for chunk in chunks]
                 rows.go_on([chunk.block_table for chunk in chunks], placed, drawing_rows)
-                check(rows, chunks, placed, drawn_in)
+                check(rows, chunks, placed, drawn_in, size)
 
 
 def _drawn(drawn_in: dict[str, int]) -> tuple[Plan, Int64s]:
@@ -91,10 +95,9 @@ def _onward(chunks: list[Chunk], drawn: list[str]) -> Onward:
     )
 
 
-def check(rows: ModelRows, chunks: list[Chunk], placed: Int64s, drawn_in: dict[str, int]) -> None:
-    size = sum(len(chunk.token_ids) == 1 for chunk in chunks)
+def check(rows: ModelRows, chunks: list[Chunk], placed: Int64s, drawn_in: dict[str, int], size: int) -> None:
     token_ids, positions, slots = (column.tolist() for column in rows.batch(size, DRAWN))
-    assert len(token_ids) == sum(len(chunk.token_ids) for chunk in chunks)
+    assert len(token_ids) == size
     seen = set()
     for chunk, first in zip(chunks, placed.tolist(), strict=True):
         for offset, token in enumerate(chunk.token_ids):
@@ -103,7 +106,8 @@ def check(rows: ModelRows, chunks: list[Chunk], placed: Int64s, drawn_in: dict[s
             assert token_ids[row] == (DRAWN[drawn_in[chunk.key]] if token == PENDING else token)
             assert positions[row] == position
             assert slots[row] == chunk.block_table[position // 4] * 4 + position % 4
-    assert len(seen) == len(token_ids), "no two in one row"
+    assert len(seen) == sum(len(chunk.token_ids) for chunk in chunks), "no two in one row"
+    assert all(slots[row] < 0 for row in range(size) if row not in seen), "padding is kept nowhere"
 
 
 @given(data=st.data())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +15,6 @@ from ramify.device.rehearsal import NUM_BLOCKS, Largest, largest_plans
 from ramify.device.sizing import GpuMemory, num_blocks
 from ramify.device.step import DeviceStep
 from ramify.errors import InvalidInputError, ModelError
-from ramify.gpu import prompts
 from ramify.models.decoder import Decoder, parameters
 from ramify.models.loader import choose_dtype
 from tests.architectures import SMALL
@@ -124,9 +122,3 @@ def test_a_first_token_need_not_clear_huge_pages(monkeypatch: pytest.MonkeyPatch
 def test_a_cache_that_no_system_has_is_refused() -> None:
     with pytest.raises(ModelError, match=r"GiB for the KV cache: num_kv_blocks"):
         KVPool(SMALL, 10**15, 16, torch.float32, torch.device("cpu"))
-
-
-def test_few_positions_are_gathered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "KEYS_AT_ONCE", 10)
-    cut = prompts._pieces(np.array([4, 6, 1, 30, 3, 3, 3, 3]))
-    assert [(piece.start, piece.stop) for piece in cut] == [(0, 2), (2, 3), (3, 4), (4, 7), (7, 8)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ramify.device.graphs import padded
+from ramify.device.graphs import MOST_ROWS_WITH_PROMPTS, padded, padded_with_prompts
 from ramify.device.rehearsal import Largest
-from ramify.device.warmup import decodes, numbers_of_sequences, warm_up
+from ramify.device.warmup import decodes, numbers_of_sequences, prompts, rows_with_prompts, warm_up
 
 
 @pytest.mark.parametrize(("num_models", "num_tracks"), [(1, 1), (1, 2), (2, 2)])
@@ -36,6 +37,42 @@ def test_decodes_share_what_was_computed_before_them(max_model_len: int) -> None
                 assert prefix.num_blocks * 16 <= work.chunks[0].start
 
 
+@pytest.mark.parametrize(("num_models", "num_tracks"), [(1, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(
+    ("most_tokens", "max_num_seqs", "max_model_len"), [(8192, 512, 4096), (100, 3, 40), (64, 1, 16)]
+)
+def test_every_size_with_prompts_occurs(
+    num_models: int, num_tracks: int, most_tokens: int, max_num_seqs: int, max_model_len: int
+) -> None:
+    largest = Largest(num_models, num_tracks, max_num_seqs, max_model_len, most_tokens, 16)
+    sizes = rows_with_prompts(largest)
+    assert sizes == sorted(sizes, reverse=True)
+    rows_each = num_tracks // num_models
+    most = min(MOST_ROWS_WITH_PROMPTS, most_tokens, max_num_seqs * max_model_len * rows_each)
+    assert {padded_with_prompts(size) for size in sizes} == {padded_with_prompts(rows) for rows in range(2, most + 1)}
+    for size in sizes:
+        for is_shared in (False, True):
+            plan = prompts(largest, size, 5, is_shared=is_shared)
+            assert len(plan.draws) <= max_num_seqs
+            for work in plan.works:
+                rows = sum(len(chunk.token_ids) for chunk in work.chunks)
+                assert padded_with_prompts(rows) == padded_with_prompts(size)
+                assert rows > len(work.chunks), "a prompt is among them"
+                assert all(chunk.end <= max_model_len for chunk in work.chunks)
+                singles = all(
+                    len(work.chunks[sharer].token_ids) == 1 for each in work.shared for sharer in each.sharers
+                )
+                assert singles, "decodes alone share"
+            assert is_shared or not any(work.shared for work in plan.works)
+
+
+def test_sizes_with_prompts_waste_little() -> None:
+    for count in range(256, MOST_ROWS_WITH_PROMPTS + 1):
+        assert count <= padded_with_prompts(count) < 1.25 * count
+    with pytest.raises(ValueError, match="4097"):
+        padded_with_prompts(MOST_ROWS_WITH_PROMPTS + 1)
+
+
 class Device:
     """Notes what is run; every launch takes a third of a second by the test's clock."""
 
@@ -44,6 +81,8 @@ class Device:
         self.rows: list[tuple[int, bool]] = []
         self.draws: list[int] = []
         self.is_reset = False
+        self.captures_prompts = False
+        self.graphs = SimpleNamespace(is_patient=True)
 
     def launch(self, plan: Any) -> Any:
         [work] = plan.works
