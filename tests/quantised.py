@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import gguf
 import numpy as np
 import torch
 
@@ -50,6 +49,8 @@ def stored(name: str, rows: int, depth: int, seed: int) -> StoredTensor:
 
 def write_model(path: Path, names: Sequence[str], *, seed: int = 0, tied: bool = False) -> None:
     """A GGUF file of a small Llama; its matrices take turns in these formats."""
+    import gguf  # only files need it: bytes are made without
+
     hidden, inner, heads, kv_heads, vocabulary, layers = 256, 512, 4, 2, 320, 2
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(256)

@@ -167,13 +167,14 @@ def trial_of(product: Product, linears: Sequence[Linear], rows: int) -> Trial:
     """As many of these weights as do not fit into the cache together, multiplied as the decoder would."""
     enough = linears[: max(2, -(-TRIAL_BYTES // product.num_bytes))]
     weight = linears[0].weight
-    stream, reader = (Stream(weight.new_empty(rows, width).normal_()) for width in weight.shape[::-1])
+    values, read_values = (weight.new_empty(rows, width).normal_() for width in weight.shape[::-1])
     norm, reader_norm = (Norm(weight.new_ones(width), 1e-6) for width in weight.shape[::-1])
     x = weight.new_empty(rows, product.columns).normal_()
     gated = weight.new_empty(rows, product.tiled_outputs)
     logits = torch.empty(rows if product.role == "head" else 0, product.outputs, device=weight.device)
 
     def launch(form: Form) -> None:
+        stream, reader = Stream(values), Stream(read_values)  # its own: several forms are compiled at a time
         for linear in enough:
             own = DenseWeight(linear, OneForm(form))
             if product.role == "gate_up":

@@ -16,6 +16,8 @@ def test_an_interrupted_call_leaves_nothing_on_the_gpu(make_checkpoint: Checkpoi
     llm = engine(make_checkpoint("llama"), "float32")
     params: dict[str, Any] = {"n": 3, "seed": 1, "max_tokens": 20}
     expected = tokens(llm, **params)  # graphs are captured here
+    llm.reset_prefix_cache()
+    assert tokens(llm, **params) == expected  # and here those of steps with prompts, which have come again
     passed, last = 0, 0
 
     def act(_line: Line) -> None:
