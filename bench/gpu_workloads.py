@@ -197,6 +197,9 @@ _PERSON = {
     "additionalProperties": False,
 }
 _GRAMMAR = {"temperature": 0.8, "structured_outputs": {"json": {"type": "array", "items": _PERSON, "minItems": 500}}}
+_RULES = {"temperature": 0.8, "top_n_sigma": 2.0, "epsilon_cutoff": 3e-4, "xtc_probability": 0.5}
+_TYPICAL = {"temperature": 0.8, "typical_p": 0.95}
+_DIVERSE = {"strategy": "diverse", "diversity_penalty": 0.5}
 _FILTERS = {"temperature": 0.8, "top_k": 50, "top_p": 0.9}
 _PLAIN = (256, (128, 128), 1, (256, 256))
 _W = GpuWorkload
@@ -224,6 +227,8 @@ WORKLOADS = {
         _llama("bias256", "llama1B", _CHATS, _BIAS, vllm=29_000, twin="chats256"),
         _llama("text256", "text1B", _CHATS, {"temperature": 0.8}),
         _llama("grammar256", "text1B", _CHATS, _GRAMMAR, twin="text256", share=0.85),
+        _llama("rules256", "llama1B", _CHATS, _RULES, twin="chats256"),
+        _llama("typical256", "llama1B", _CHATS, _TYPICAL, twin="chats256", share=0.8),
         _llama("plain512", "llama1B", (512, (128, 128), 1, (128, 128)), {}),
         _llama("topp512", "llama1B", (512, (128, 128), 1, (128, 128)), {"top_p": 0.95}, twin="plain512"),
         _llama(
@@ -238,6 +243,8 @@ WORKLOADS = {
         _llama("roll32x16", "llama1B", (32, (200, 300), 16, (512, 512)), {"logprobs": 1}, vllm=23_500, goal=100_000),
         _llama("fan8x8@512", "llama1B", (8, (512, 512), 8, (64, 64)), {}),
         _llama("beam64", "llama1B", (8, (512, 512), 8, (64, 64)), _BEAMS, goal=25_000, twin="fan8x8@512", share=0.5),
+        _llama("beamlogprobs64", "llama1B", (8, (512, 512), 8, (64, 64)), {**_BEAMS, "logprobs": 5}, twin="beam64"),
+        _llama("diverse8x8@512", "llama1B", (8, (512, 512), 8, (64, 64)), _DIVERSE, twin="fan8x8@512", share=0.5),
         _llama(
             "chat64",
             "llama8B",

@@ -238,7 +238,7 @@ class Draws:
         slots = going_on.slots
         if slots is not None and not draws:
             kernels.go_on(slots)
-        elif choice.controls:
+        elif choice.controls or choice.remembers:
             slots = kernels.settle(plan.spelled_out().draws)
         else:
             slots = np.full(len(rows), column.NO_SLOT)

@@ -22,7 +22,7 @@ from ramify.device.staging import Staging
 from ramify.engine.plan import PENDING, Chunk, Draw, Onward
 from ramify.engine.sharing import Table
 from ramify.sampling import columns as column
-from ramify.sampling.columns import numbers_of
+from ramify.sampling.columns import numbers_of, places_in_sets, prefixes
 
 # Columns of a model's rows. SOURCE: where the token was drawn in the step before, -1 if the host knows it.
 TOKEN, SOURCE, POSITION, SLOT = range(4)
@@ -218,6 +218,8 @@ class DrawRows:
         self._settle(draws, rows.tolist())
         integers[column.POSITION, rows] = [draw.position for draw in draws]
         integers[column.SLOT, rows] = slots
+        integers[[[column.SET], [column.DEPTH]], rows] = places_in_sets(draws)
+        integers[[[column.PREFIX_HIGH], [column.PREFIX_LOW]], rows] = prefixes(draws)
         for name, source in zip((column.TEACHER_ROW, column.THETA_ROW), sources, strict=False):
             integers[name, rows] = source
         self._send(len(draws), size)
@@ -236,6 +238,9 @@ class DrawRows:
         integers[column.POSITION, :count] = onward.places
         integers[column.POSITION, count:end] = [draw.position for draw in draws]
         integers[column.SLOT, :end] = slots
+        integers[[column.SET, column.DEPTH], :count] = column.NO_SET
+        integers[[column.SET, column.DEPTH], count:end] = places_in_sets(draws)
+        integers[[column.PREFIX_HIGH, column.PREFIX_LOW], count:end] = prefixes(draws)
         self._send(end, size)
 
     def _settle(self, draws: Sequence[Draw], rows: Sequence[int]) -> None:
@@ -252,10 +257,11 @@ class DrawRows:
         """The first rows, and padding behind them."""
         integers = self._integers.host
         integers[column.SLOT, count:size] = column.NO_SLOT
+        integers[[column.SET, column.DEPTH], count:size] = column.NO_SET
         integers[[column.TEACHER_ROW, column.THETA_ROW], count:size] = 0
         if any(self._settled[count:size]):
             self._has_new_floats = True
-            self._floats.host[column.TEMPERATURE, count:size] = 0
+            self._floats.host[column.TEMPERATURE, count:size] = 0  # greedy: no rule acts on it
             self._settled[count:size] = [None] * (size - count)
         if self._has_new_floats:
             self._floats.send()

@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 
 from ramify.sampling_params import OutputKind, SamplingParams, SamplingStrategy
 
-SamplerKind = Literal["plain", "filtered", "full"]  # no filter; top-k, top-p or min-p; what kernels have no room for
+# No filter; top-k, top-p or min-p; more rules that bend or cut; what kernels have no room for.
+SamplerKind = Literal["plain", "filtered", "shaped", "full"]
 # What a sampler of kernels has room for; "full" is what exceeds it.
 MOST_REPORTED = 20  # likeliest tokens of a row
 LONGEST_BAD_WORD = 17  # tokens
 MOST_BAD_WORDS = 256  # every word in two spellings
+MOST_CHARGED = 8_192  # tokens that may follow what a text ends with: at most as many as it has
+MOST_WAVES = 16  # siblings of a diverse set
 MOST_ENTRIES = 1_536  # tokens that bias and bans name: as many as callers may name, and 128 ends of the model's own
 LARGEST = 1e30  # what callers may ask for beyond it, or beyond its inverse, would be infinite or 0 in float32
 
@@ -27,7 +30,11 @@ class SamplerChoice(NamedTuple):
     kind: SamplerKind
     reports: bool = False  # logprobs of several tokens beside the drawn one
     controls: bool = False  # penalties, bias and bans
-    candidates: bool = False  # the likeliest tokens after controls and filters, for beams
+    candidates: bool = False  # the likeliest tokens after controls and filters, for searches
+    distinct: bool = False  # the same ranked with noise: draws without replacement
+    charges: bool = False  # what repeats the text
+    remembers: bool = False  # codes and limits that a draw leaves for the next
+    waves: int = 1  # how often rows are drawn before the last sibling of a diverse set has seen all before it
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +92,11 @@ class Demands:
         """What a token loses per earlier sibling that took it in this step; beams do that sum on the host."""
         return self.params.diversity_penalty if self.strategy is SamplingStrategy.DIVERSE else 0.0
 
+    @cached_property
+    def num_waves(self) -> int:
+        """How many draws of a step come one after the other: siblings that look at each other's tokens."""
+        return self.params.num_samples if self.diversity_penalty else 1
+
     # -- ends ------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -112,8 +124,9 @@ class Demands:
     def may_run_ahead_by_kernels(self) -> bool:
         """The same where the device keeps what was drawn, and its kernels look back at that."""
         # What a grammar allows next is told by the host, which must know the token.
-        keeps_count = self.sampler != "full" and self.params.structured_outputs is None
-        return self.may_run_ahead or (not self.steps_together and keeps_count)
+        is_told = self.looks_far_back or self.params.structured_outputs is not None
+        waits = self.steps_together or self.remembers or is_told
+        return self.may_run_ahead or (not waits and self.sampler != "full")
 
     @cached_property
     def may_speculate(self) -> bool:
@@ -179,11 +192,15 @@ class Demands:
             or self.counts_prompt
             or params.bad_words
             or params.logits_processors
-            or params.no_repeat_ngram_size
-            or params.dry_multiplier
+            or self.looks_far_back
             or params.structured_outputs
             or self.remembers
         )
+
+    @cached_property
+    def looks_far_back(self) -> bool:
+        """Whether the order of all tokens before matters, and not only the last few, and how many there are of each."""
+        return bool(self.params.no_repeat_ngram_size or self.params.dry_multiplier)
 
     @cached_property
     def is_arithmetic(self) -> bool:
@@ -198,7 +215,7 @@ class Demands:
     def is_shaped(self) -> bool:
         """Whether rules beyond top-k, top-p, min-p and the penalties change what it is drawn from."""
         params = self.params
-        if params.no_repeat_ngram_size or params.dry_multiplier or self.remembers:
+        if self.remembers:
             return True
         cuts = params.top_n_sigma or params.epsilon_cutoff or params.eta_cutoff or params.top_a or params.p_less
         bends = params.dynatemp_range or params.smoothing_factor or params.xtc_probability
@@ -210,30 +227,47 @@ class Demands:
         params = self.params
         named = params.logit_bias or params.allowed_token_ids or params.min_tokens or self.bad_words
         static = named or params.structured_outputs
-        return bool(static or self.counts_output or self.counts_prompt)
+        return bool(static or self.counts_output or self.counts_prompt or self.looks_far_back)
 
     @cached_property
     def sampler(self) -> SamplerKind:
         """The cheapest sampler that serves a row of this request; its controls are told apart by `is_controlled`."""
         params = self.params
         reported = max(params.logprobs or 0, self.num_candidates)
-        reports_beams = self.is_beam_search and params.logprobs is not None
-        if params.logits_processors or self.diversity_penalty or reports_beams or reported > MOST_REPORTED:
+        if params.logits_processors or self.num_waves > MOST_WAVES or reported > MOST_REPORTED:
             return "full"
-        if self.is_shaped or self.is_distinct or params.return_kept is not None:
+        remembers_both = self.is_arithmetic and params.mirostat_tau > 0
+        ranks_greedily = self.is_distinct and self.is_greedy
+        if ranks_greedily or remembers_both or params.return_kept is not None:
+            return "full"
+        if self.looks_far_back and max(map(len, self.prompts)) + self.longest_output > MOST_CHARGED:
             return "full"
         words = self.bad_words
         if len(words) > MOST_BAD_WORDS or any(len(word) > LONGEST_BAD_WORD for word in words):
             return "full"
         if len(params.logit_bias or ()) + len(self.end_token_ids) + len(words) > MOST_ENTRIES:
             return "full"
+        if self.is_shaped:
+            return "shaped"
         return "filtered" if self.narrows else "plain"
 
     @cached_property
     def choice(self) -> SamplerChoice:
         """What a sampler of kernels must be able to do for it."""
         reports = self.params.logprobs is not None
-        return SamplerChoice(self.sampler, reports, self.is_controlled, self.is_beam_search)
+        waves = 1
+        while waves < self.num_waves:  # graphs are few
+            waves *= 2
+        return SamplerChoice(
+            self.sampler,
+            reports,
+            self.is_controlled,
+            self.is_search,
+            self.is_distinct,
+            self.looks_far_back,
+            self.remembers,
+            waves,
+        )
 
     @cached_property
     def distinct_prompts(self) -> tuple[NDArray[np.int64], ...]:

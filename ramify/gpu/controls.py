@@ -39,7 +39,7 @@ class ControlSlots:
     def settle(self, draws: Sequence[Draw]) -> Int64s:
         """The slot of each of these draws, ready for it; at most as many draws as there are slots."""
         slots = np.full(len(draws), NO_SLOT, np.int64)
-        asking = [index for index, draw in enumerate(draws) if draw.demands.is_controlled]
+        asking = [index for index, draw in enumerate(draws) if draw.demands.is_controlled or draw.demands.remembers]
         if not asking:
             return slots
         names = [(draws[index].demands.number, draws[index].child) for index in asking]
@@ -155,8 +155,8 @@ class ControlSlots:
 
 
 def _next_position(draw: Draw) -> int:
-    """Where a slot is good for after this draw. A beam takes a candidate, and not what its row draws and counts."""
-    return UNKNOWN if draw.demands.is_beam_search else draw.position + 1
+    """Where a slot is good for after this draw. A search takes a candidate, and not what its row draws and counts."""
+    return UNKNOWN if draw.demands.is_search else draw.position + 1
 
 
 class _Slot:

@@ -31,6 +31,8 @@ class Candidates(NamedTuple):
     token_ids: Tensor  # (R, count) int64, likeliest first
     weights: Tensor  # (R, count) float32: their logprobs there
     logprobs: Tensor  # (R, count) float32: by the model's own distribution
+    keys: Tensor  # (R, count) float32: without replacement, their weights with their noise
+    ranks: Tensor  # (R, count) int32: in the distribution that is reported, where that is asked for
 
 
 class Drawn(NamedTuple):
@@ -45,6 +47,7 @@ class Drawn(NamedTuple):
     reports: Reports
     candidates: Candidates
     mixture: Tensor
+    remembered: Tensor  # (R, 2) float64: what a draw leaves for the next
 
     @classmethod
     def empty(cls, rows: int, num_reported: int, device: torch.device, *, pinned: bool = False) -> Drawn:
@@ -63,9 +66,14 @@ class Drawn(NamedTuple):
             zeros(rows, dtype=torch.int32),
             reports,
             Candidates(
-                zeros(rows, num_reported, dtype=torch.int64), zeros(rows, num_reported), zeros(rows, num_reported)
+                zeros(rows, num_reported, dtype=torch.int64),
+                zeros(rows, num_reported),
+                zeros(rows, num_reported),
+                zeros(rows, num_reported),
+                zeros(rows, num_reported, dtype=torch.int32),
             ),
             zeros(rows, NUM_MIXTURE_NUMBERS, dtype=torch.float64),
+            zeros(rows, 2, dtype=torch.float64),
         )
 
     def of(self, rows: int) -> Drawn:
@@ -77,13 +85,15 @@ class Drawn(NamedTuple):
             Reports(*(part[:rows] for part in self.reports)),
             Candidates(*(part[:rows] for part in self.candidates)),
             self.mixture[:rows],
+            self.remembered[:rows],
         )
 
 
 class Results:
     """Pinned memory that the results of one step arrive in."""
 
-    def __init__(self, rows: int, num_reported: int, device: torch.device) -> None:
+    def __init__(self, rows: int, num_reported: int, device: torch.device, *, tells_processed: bool = False) -> None:
+        self._tells_processed = tells_processed
         on_gpu = device.type == "cuda"
         self._host = Drawn.empty(rows, num_reported, torch.device("cpu"), pinned=on_gpu)
         self._choice = SamplerChoice("plain")
@@ -98,9 +108,15 @@ class Results:
         if choice.reports:
             pairs += zip(targets.reports, drawn.reports, strict=True)
         if choice.candidates:
-            pairs += zip(targets.candidates, drawn.candidates, strict=True)
+            unasked = {
+                name for name, is_asked in (("keys", choice.distinct), ("ranks", choice.reports)) if not is_asked
+            }
+            both = zip(Candidates._fields, targets.candidates, drawn.candidates, strict=True)
+            pairs += [(target, source) for name, target, source in both if name not in unasked]
         if with_mixture:
             pairs.append((targets.mixture, drawn.mixture))
+        if choice.remembers:
+            pairs.append((targets.remembered, drawn.remembered))
         for target, source in pairs:
             target.copy_(source, non_blocking=True)
         if self._arrived is not None:
@@ -120,13 +136,18 @@ class Results:
             result.mixtures.update(enumerate(as_reports(self._host.mixture[index])))
         return result
 
+    def read_remembered(self, rows: Sequence[int] | NDArray[np.int64]) -> list[list[float]]:
+        """What draws in these rows left for the next; `read` has waited for it."""
+        left: list[list[float]] = self._host.remembered.numpy()[np.asarray(rows, dtype=np.int64)].tolist()
+        return left
+
     def _read_reports(self, index: NDArray[np.int64], draws: Sequence[Asking]) -> dict[int, TokenReport]:
         """Copies, since the next step but one writes here again."""
         logprobs, ranks, top_ids, top_logprobs = (part.numpy()[index] for part in self._host.reports)
         told = {}
         for number, (draw, logprob, rank) in enumerate(zip(draws, logprobs.tolist(), ranks.tolist(), strict=True)):
             count = draw.demands.params.logprobs
-            if count is not None:
+            if count is not None and not draw.demands.is_search:
                 told[number] = TokenReport(logprob, rank, top_ids[number, :count], top_logprobs[number, :count])
         return told
 
@@ -135,11 +156,34 @@ class Results:
         for number, draw in enumerate(draws):
             asked.setdefault(draw.demands.num_candidates, []).append(number)
         asked.pop(0, None)
-        token_ids, weights, logprobs = (part.numpy() for part in self._host.candidates)
+        token_ids, weights, logprobs, keys, ranks = (part.numpy() for part in self._host.candidates)
         told = {}
         for count, numbers in asked.items():
             rows = index[numbers]
             columns = (part[rows, :count].tolist() for part in (token_ids, logprobs, weights))
             for number, *each in zip(numbers, *columns, strict=True):
                 told[number] = quickly(Expansions, (*each, None, None, None))
+        if self._choice.distinct:
+            for number, expansions in told.items():
+                if draws[number].demands.is_distinct:
+                    own = keys[int(index[number]), : len(expansions.token_ids)].tolist()
+                    told[number] = expansions._replace(keys=own)
+        if self._choice.reports:
+            shown = weights if self._tells_processed else logprobs
+            for number, expansions in told.items():
+                num_reported, row = draws[number].demands.params.logprobs, int(index[number])
+                if num_reported is not None:
+                    reports = self._read_reports_of(
+                        row, num_reported, shown[row], ranks[row], len(expansions.token_ids)
+                    )
+                    told[number] = expansions._replace(reports=reports)
         return told
+
+    def _read_reports_of(
+        self, row: int, num_reported: int, logprobs: NDArray[np.float32], ranks: NDArray[np.int32], count: int
+    ) -> list[TokenReport]:
+        """Of a beam's candidates: the likeliest in their stead are the same for all of them."""
+        tops = (part.numpy()[row, :num_reported].copy() for part in self._host.reports[2:])
+        top_ids, top_logprobs = tops
+        pairs = zip(logprobs[:count].tolist(), ranks[:count].tolist(), strict=True)
+        return [TokenReport(logprob, rank, top_ids, top_logprobs) for logprob, rank in pairs]

@@ -2,7 +2,9 @@
 
 controls    penalties, bias, bans                kernels/controls.py, on what controls.py keeps of each sequence
 mixture     of two models' logits                mixer.py
+bending     dynamic temperature, smoothing       kernels/bending.py
 filters     top-k, top-p, min-p                  kernels/floors.py
+narrowing   what cuts more                       kernels/narrowing.py
 draw        the race                             kernels/race.py
 reports     logprobs, and beams' candidates      kernels/top_logprobs.py
 """
@@ -10,6 +12,7 @@ reports     logprobs, and beams' candidates      kernels/top_logprobs.py
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -20,11 +23,18 @@ from ramify.config import LogprobsMode
 from ramify.device.reads import Int64s
 from ramify.device.sampler_kernels import Read
 from ramify.engine.demands import MOST_REPORTED, SamplerChoice, SamplerKind
-from ramify.engine.plan import Draw
+from ramify.engine.plan import Asking, Draw, StepResult
+from ramify.gpu.charges import Charges
 from ramify.gpu.controls import ControlSlots
+from ramify.gpu.kernels.bending import Bends, bend
+from ramify.gpu.kernels.candidate_ranks import rank_candidates
+from ramify.gpu.kernels.codes import read_codes
 from ramify.gpu.kernels.controls import control_blocks, count_drawn, match_words
 from ramify.gpu.kernels.floors import FloorScratch, find_floors
+from ramify.gpu.kernels.narrowing import Cuts, narrow
+from ramify.gpu.kernels.prefix_noise import add_prefix_noise
 from ramify.gpu.kernels.race import (
+    COLDEST,
     NOT_FINITE,
     NOTHING_LEFT,
     BlockScores,
@@ -35,9 +45,12 @@ from ramify.gpu.kernels.race import (
 )
 from ramify.gpu.kernels.top_logprobs import Processing, Reports, report
 from ramify.gpu.mixer import KernelMixer, row_by_row
+from ramify.gpu.remembered import Remembered
 from ramify.gpu.results import NOTHING_IN_COMMON_CODE, Drawn, Results
 from ramify.sampling import columns as column
 from ramify.sampling.mixing import Mixer
+
+KINDS: tuple[SamplerKind, ...] = ("shaped", "filtered", "plain")  # each can do what those after it can
 
 
 class _Scored(NamedTuple):
@@ -64,6 +77,20 @@ class _Numbers(NamedTuple):
     @property
     def temperatures(self) -> Tensor:
         return self.floats[column.TEMPERATURE]
+
+    def at(self, temperatures: Tensor) -> _Numbers:
+        """The same at other temperatures."""
+        return _Numbers(self.integers, torch.cat([temperatures[None], self.floats[1:]]))
+
+    @property
+    def bends(self) -> Bends:
+        return Bends(*self.floats[column.SHAPED : column.TYPICAL_P])
+
+    @property
+    def cuts(self) -> Cuts:
+        """But for limits, which rows remember."""
+        unlimited = torch.full_like(self.temperatures, torch.inf)
+        return Cuts(*[*self.floats[column.TYPICAL_P : column.DIVERSITY], unlimited])
 
     @property
     def keys(self) -> KeyWords:
@@ -93,13 +120,19 @@ class KernelSampler:
         num_tracks = 1 if mixer is None else 2
         self._controlled = [torch.empty(max_rows, vocab_size, device=device) for _ in range(num_tracks)]
         self._slots = ControlSlots(max_rows, vocab_size, device)
+        self._remembered = Remembered(max_rows, device)
+        self._charges = Charges(max_rows, vocab_size, num_tracks, device)
+        # Controlled logits are bent where they lie; of two models, they are still needed afterwards.
+        self._bent = self._controlled[0] if mixer is None else torch.empty(max_rows, vocab_size, device=device)
+        self._bent_temperatures = torch.empty(max_rows, device=device)
         self._floors = torch.empty(max_rows, device=device)
         self._no_floors = torch.full((max_rows,), -torch.inf, device=device)
         self._scratch = FloorScratch.empty(max_rows, vocab_size, device)
         self._num_reported = min(MOST_REPORTED, vocab_size)
         self._drawn = Drawn.empty(max_rows, self._num_reported, device)
         self._unused = Reports.empty(max_rows, 0, device)  # where candidates' own logprobs and ranks go
-        self._results = [Results(max_rows, self._num_reported, device) for _ in range(2)]
+        is_processed = logprobs_mode == "processed"
+        self._results = [Results(max_rows, self._num_reported, device, tells_processed=is_processed) for _ in range(2)]
 
     @property
     def tokens(self) -> Tensor:
@@ -110,20 +143,24 @@ class KernelSampler:
     def serves(self, asked: SamplerChoice) -> bool:
         if self._logprobs_mode == "both" and asked.reports:
             return False
-        return asked.kind != "full" and not (self._mixer is not None and asked.candidates)
+        return asked.kind != "full" and not (self._mixer is not None and (asked.candidates or asked.waves > 1))
 
     def choose(self, asked: Collection[SamplerChoice]) -> SamplerChoice:
-        kinds, *others = zip(*asked, strict=True)
-        return SamplerChoice("filtered" if "filtered" in kinds else "plain", *map(any, others))
+        kinds, *others, waves = zip(*asked, strict=True)
+        reports, controls, candidates, distinct, charges, remembers = map(any, others)
+        kind = next(kind for kind in KINDS if kind in kinds)
+        return SamplerChoice(kind, reports, controls, candidates, distinct, charges, remembers, max(waves))
 
     def every_choice(self) -> list[SamplerChoice]:
-        kinds: tuple[SamplerKind, ...] = ("filtered", "plain")
         candidates = (False,) if self._mixer is not None else (False, True)
-        answers = product(kinds, (False, True), (False, True), candidates)
-        return [choice for answer in answers if self.serves(choice := SamplerChoice(*answer))]
+        answers = product(KINDS, (False, True), (False, True), candidates)
+        return [choice for answer in answers if self.serves(choice := SamplerChoice(*answer))]  # the rest as it comes
 
     def settle(self, draws: Sequence[Draw]) -> Int64s:
-        return self._slots.settle(draws)
+        slots = self._slots.settle(draws)
+        self._remembered.write(draws, slots)
+        self._charges.write(draws, slots)
+        return slots
 
     def go_on(self, slots: Int64s) -> None:
         self._slots.go_on(slots)
@@ -138,7 +175,15 @@ class KernelSampler:
         if not at_once:
             self._results.reverse()
         result.fetch(self._drawn, choice, with_mixture=self._mixer is not None)
-        return result.read
+        return partial(self._read_and_note, result) if choice.remembers else result.read
+
+    def _read_and_note(self, result: Results, rows: Sequence[int] | Int64s, draws: Sequence[Asking]) -> StepResult:
+        """What draws leave for the next is noted; who just goes on leaves nothing."""
+        told = result.read(rows, draws)
+        for draw, left in zip(draws, result.read_remembered(rows), strict=True):
+            if isinstance(draw, Draw) and draw.demands.remembers:
+                self._remembered.note(draw, left)
+        return told
 
     # -- on the device ---------------------------------------------------------------------------------------
 
@@ -151,9 +196,12 @@ class KernelSampler:
         if self._mixer is None:
             [raw] = logits
             if choice.controls:
-                before, after = self._control(raw, numbers, track=0)
+                before, after = self._control(raw, numbers, track=0, charges=choice.charges)
             else:
-                before = after = self._score(raw, numbers)
+                keeps_raw = choice.kind == "shaped" or choice.waves > 1
+                before = after = self._score(raw, numbers, self._raw_scores if keeps_raw else self._scores)
+            if choice.waves > 1:
+                after = self._draw_before(before, after, numbers, choice, drawn)
             self._draw(before, after, numbers, choice, drawn)
         else:
             self._draw_from_two(self._mixer, logits, numbers, choice, drawn)
@@ -169,15 +217,15 @@ class KernelSampler:
         if choice.controls:
             tops = []
             for track, part in enumerate((teacher, theta)):
-                _, after = self._control(part, numbers, track=track)
+                _, after = self._control(part, numbers, track=track, charges=choice.charges)
                 tops.append(after.scores.largest.amax(-1))
             nothing_left = torch.stack(tops).amin(0) == -torch.inf
             teacher, theta = (part[: len(numbers.slots)] for part in self._controlled)
         pair = mixer.mix(teacher, theta, numbers.temperatures, numbers.positions == 0)
         # The temperature is in the mixture; what is left of it is whether the likeliest token is wanted.
-        unscaled = torch.stack([(numbers.temperatures > 0).float(), *numbers.floats[1:]])
-        numbers = _Numbers(numbers.integers, unscaled)
-        mixed = self._score(pair.logits.contiguous(), numbers)
+        numbers = numbers.at((numbers.temperatures > 0).float())
+        scores = self._raw_scores if choice.kind == "shaped" else self._scores
+        mixed = self._score(pair.logits.contiguous(), numbers, scores)
         self._draw(mixed, mixed, numbers, choice, drawn)
         drawn.faults.masked_fill_(pair.mixed.disjoint, NOTHING_IN_COMMON_CODE)
         if nothing_left is not None:
@@ -185,12 +233,37 @@ class KernelSampler:
         drawn.faults.masked_fill_(~pair.mixed.sound, NOT_FINITE)
         drawn.mixture.copy_(pair.numbers(drawn.token_ids))
 
-    def _score(self, logits: Tensor, numbers: _Numbers) -> _Scored:
-        scores = self._scores.of(logits.shape[0])
+    def _draw_before(
+        self, raw: _Scored, left: _Scored, numbers: _Numbers, choice: SamplerChoice, drawn: Drawn
+    ) -> _Scored:
+        """All waves but the last: a token loses for every earlier sibling of a diverse set that took it.
+
+        Every wave draws all rows. Who has seen all siblings before it draws the same again, so after the last wave
+        everyone has the token that it draws when they go one by one. Returns what the last wave draws from.
+        """
+        size = left.logits.shape[0]
+        pushed = self._controlled[0][:size]
+        if left.logits.data_ptr() != pushed.data_ptr():
+            pushed.copy_(left.logits)
+        left = self._score(pushed, numbers, self._scores)
+        wave_choice = choice._replace(reports=False, candidates=False, distinct=False)
+        sets, depths = numbers.integers[column.SET], numbers.integers[column.DEPTH]
+        for wave in range(choice.waves - 1):
+            self._draw(raw, left, numbers, wave_choice, drawn)
+            # Of each set, what its sibling of this wave took; nobody reads the last entry.
+            taken = torch.zeros(size + 1, dtype=torch.int64, device=pushed.device)
+            taken.scatter_(0, torch.where(depths == wave, sets, size), drawn.token_ids)
+            loss = torch.where(depths > wave, numbers.floats[column.DIVERSITY], 0.0)
+            pushed.scatter_add_(1, taken[sets.clamp_min(0)][:, None], -loss[:, None])
+            left = self._score(pushed, numbers, self._scores)
+        return left
+
+    def _score(self, logits: Tensor, numbers: _Numbers, into: BlockScores) -> _Scored:
+        scores = into.of(logits.shape[0])
         score_blocks(logits, numbers.temperatures, scores)
         return _Scored(logits, scores)
 
-    def _control(self, raw: Tensor, numbers: _Numbers, *, track: int) -> tuple[_Scored, _Scored]:
+    def _control(self, raw: Tensor, numbers: _Numbers, *, track: int, charges: bool) -> tuple[_Scored, _Scored]:
         """Before the controls and after."""
         size = raw.shape[0]
         controlled = self._controlled[track][:size]
@@ -206,15 +279,20 @@ class KernelSampler:
             raw_scores=raw_scores,
             scores=scores,
         )
+        if charges:
+            self._charges.take(controlled, numbers.slots, track=track)
+            score_blocks(controlled, numbers.temperatures, scores)
         return _Scored(raw, raw_scores), _Scored(controlled, scores)
 
     def _draw(self, raw: _Scored, left: _Scored, numbers: _Numbers, choice: SamplerChoice, drawn: Drawn) -> None:
         """From what controls left; logprobs are of the raw logits."""
-        temperatures, top_p, min_p = numbers.floats
+        if choice.kind == "shaped":
+            left, numbers = self._bend(left, numbers, in_waves=choice.waves > 1)
+        temperatures, top_p, min_p = numbers.floats[: column.MIN_P + 1]
         logits, scores = left
         size = logits.shape[0]
         floor = None
-        if choice.kind == "filtered":
+        if choice.kind != "plain":
             floor = self._floors[:size]
             find_floors(
                 logits,
@@ -226,6 +304,14 @@ class KernelSampler:
                 scratch=FloorScratch(*(part[:size] for part in self._scratch)),
                 floors=floor,
             )
+            if choice.kind == "shaped":
+                cuts = numbers.cuts
+                if choice.remembers:
+                    limits = self._remembered.table[numbers.slots.clamp_min(0), 0].float()
+                    follows = numbers.floats[column.FOLLOWS] > 0
+                    cuts = cuts._replace(limits=torch.where(follows, limits, torch.inf))
+                narrow(logits, temperatures, cuts, numbers.keys, floor)
+                score_blocks(logits, temperatures, scores)  # the largest of a block may be gone
             keep_above(logits, temperatures, floor, scores)
         draw_tokens(
             logits,
@@ -238,22 +324,89 @@ class KernelSampler:
             floors=floor,
             raw=raw,
         )
+        if choice.remembers and floor is not None:
+            self._leave(raw, left, numbers, floor, drawn)
         processing = Processing(temperatures, self._no_floors[:size] if floor is None else floor)
         if choice.reports:
             if self._logprobs_mode == "processed":
                 report(logits, scores, drawn.token_ids, drawn.reports, processing)
             else:
                 report(raw.logits, raw.scores, drawn.token_ids, drawn.reports)
-        if choice.candidates:
+        if choice.distinct:
+            self._list_noisy(raw, left, processing, numbers, drawn)
+        elif choice.candidates:
             self._list_candidates(raw, left, processing, drawn)
+        if choice.candidates and choice.reports:
+            reported = left if self._logprobs_mode == "processed" else raw
+            rank_candidates(*reported, drawn.candidates.token_ids, drawn.candidates.ranks)
+
+    def _bend(self, left: _Scored, numbers: _Numbers, *, in_waves: bool) -> tuple[_Scored, _Numbers]:
+        """Rows that ask for it are bent, and drawn from at temperature 1; others stay as they are."""
+        size = left.logits.shape[0]
+        bent, temperatures = self._bent[:size], self._bent_temperatures[:size]
+        if in_waves and left.logits.data_ptr() == bent.data_ptr():
+            bent = torch.empty_like(bent)  # the next wave begins with these
+        bend(left.logits, numbers.temperatures, left.scores, numbers.bends, bent=bent, bent_temperatures=temperatures)
+        numbers = numbers.at(temperatures)
+        return self._score(bent, numbers, self._scores), numbers
+
+    def _leave(self, raw: _Scored, left: _Scored, numbers: _Numbers, floors: Tensor, drawn: Drawn) -> None:
+        """Reads tokens off codes, and tells what draws leave for the next ones."""
+        logits, scores = left
+        follows, reads = numbers.floats[column.FOLLOWS], numbers.floats[column.READS_CODE]
+        codes = self._remembered.table[numbers.slots.clamp_min(0)]
+        read_codes(
+            logits,
+            numbers.temperatures,
+            floors,
+            reads,
+            codes,
+            token_ids=drawn.token_ids,
+            following=drawn.remembered,
+        )
+        chosen = drawn.token_ids[:, None]
+        own = (raw.logits.gather(1, chosen) - self._log_sum(raw.scores.largest + raw.scores.raw_sums.log()))[:, 0]
+        drawn.logprobs.copy_(torch.where(reads > 0, own, drawn.logprobs))
+        surprise = (logits.gather(1, chosen) - self._log_sum(scores.largest + scores.sums.log()))[:, 0].double()
+        drawn.remembered[:, 0] = torch.where(follows > 0, surprise, drawn.remembered[:, 0])
+
+    def _log_sum(self, masses: Tensor) -> Tensor:
+        """(R, 1) the log-sum-exp of rows, from the logarithms (R, blocks) of what their blocks weigh."""
+        if self._batch_invariant:
+            return row_by_row(lambda row: row.logsumexp(-1, keepdim=True), masses)
+        return masses.logsumexp(-1, keepdim=True)
+
+    def _list_noisy(self, raw: _Scored, left: _Scored, processing: Processing, numbers: _Numbers, drawn: Drawn) -> None:
+        """Candidates where some rows are drawn without replacement: these by their keys."""
+        logits, scores = left
+        candidates, temperatures = drawn.candidates, processing.temperatures
+        noisy, noisy_scores = torch.empty_like(logits), BlockScores(*map(torch.empty_like, scores))
+        words = (column.SEED_LOW, column.SEED_HIGH, column.PREFIX_HIGH, column.PREFIX_LOW)
+        add_prefix_noise(
+            logits,
+            temperatures,
+            processing.floors,
+            scores,
+            KeyWords(*(numbers.integers[word] for word in words)),
+            numbers.floats[column.DISTINCT],
+            noisy=noisy,
+        )
+        score_blocks(noisy, torch.ones_like(temperatures), noisy_scores)
+        into = Reports(self._unused.logprobs[: len(noisy)], self._unused.ranks[: len(noisy)], *candidates[:2])
+        report(noisy, noisy_scores, drawn.token_ids, into)
+        top, scale = scores.largest.amax(-1, keepdim=True), temperatures.clamp_min(COLDEST.value)[:, None]
+        whole = self._log_sum((scores.largest - top) / scale + scores.sums.log())
+        chosen = logits.gather(1, candidates.token_ids)
+        weights = (chosen - top) / scale - whole
+        candidates.weights.copy_(weights.masked_fill(chosen < processing.floors[:, None], -torch.inf))
+        candidates.keys.copy_(noisy.gather(1, candidates.token_ids) - whole)
+        own = raw.logits.gather(1, candidates.token_ids)
+        candidates.logprobs.copy_(own - self._log_sum(raw.scores.largest + raw.scores.raw_sums.log()))
 
     def _list_candidates(self, raw: _Scored, left: _Scored, processing: Processing, drawn: Drawn) -> None:
         candidates, size = drawn.candidates, left.logits.shape[0]
         into = Reports(self._unused.logprobs[:size], self._unused.ranks[:size], *candidates[:2])
         report(left.logits, left.scores, drawn.token_ids, into, processing)
         masses = raw.scores.largest + raw.scores.raw_sums.log()
-        if self._batch_invariant:
-            normaliser = row_by_row(lambda row: row.logsumexp(-1, keepdim=True), masses)
-        else:
-            normaliser = masses.logsumexp(-1, keepdim=True)
+        normaliser = self._log_sum(masses)
         candidates.logprobs.copy_(raw.logits.gather(1, candidates.token_ids) - normaliser)

@@ -9,14 +9,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramify.engine.plan import Draw
-from ramify.sampling.draw import noise_words
+from ramify.sampling.draw import noise_words, prefix_words
 
 # Columns of the integers. TEACHER_ROW and THETA_ROW: of two models, the rows of their logits that a draw is from.
 # SLOT: where a sampler of kernels keeps what the draw's controls look at, NO_SLOT if it has none.
+# SET: which diverse set of the step a draw is of, NO_SET if none; DEPTH: how many of its siblings come before it.
+# PREFIX_HIGH, PREFIX_LOW: a digest of the output so far, of draws without replacement.
 SEED_LOW, SEED_HIGH, CHILD, POSITION, TOP_K, TEACHER_ROW, THETA_ROW, SLOT = range(8)
+SET, DEPTH, PREFIX_HIGH, PREFIX_LOW = range(8, 12)
+# Columns of the floats: the first three are of every row, the others of rows that ask for more rules (SHAPED: 1).
 TEMPERATURE, TOP_P, MIN_P = range(3)
-NUM_INTEGERS, NUM_FLOATS = 8, 3
+SHAPED, TOP_N_SIGMA, DYNATEMP_RANGE, DYNATEMP_EXPONENT, SMOOTHING = range(3, 8)
+TYPICAL_P, EPSILON, ETA, TOP_A, P_LESS, XTC_PROBABILITY, XTC_THRESHOLD = range(8, 15)
+DIVERSITY = 15  # what a token loses for every sibling before it that took it
+FOLLOWS, READS_CODE = 16, 17  # 1: its limit follows what was drawn (mirostat); its token is read off a code
+DISTINCT = 18  # 1: it is drawn without replacement
+NUM_INTEGERS, NUM_FLOATS = 12, 19
+# Of a row that asks for none of them.
+NO_RULES = (0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 NO_SLOT = -1
+NO_SET = -1
 LARGEST_COUNT = 2**31 - 1
 
 
@@ -29,7 +41,33 @@ class Columns(NamedTuple):
     @classmethod
     def of(cls, draws: Sequence[Draw]) -> Columns:
         integers, floats = zip(*map(numbers_of, draws), strict=True)
-        return cls(np.array(integers, dtype=np.int64).T.copy(), np.array(floats, dtype=np.float32).T.copy())
+        columns = cls(np.array(integers, dtype=np.int64).T.copy(), np.array(floats, dtype=np.float32).T.copy())
+        columns.integers[[SET, DEPTH]] = places_in_sets(draws)
+        columns.integers[[PREFIX_HIGH, PREFIX_LOW]] = prefixes(draws)
+        return columns
+
+
+def places_in_sets(draws: Sequence[Draw]) -> NDArray[np.int64]:
+    """(2, R) SET and DEPTH of draws; siblings stand in the order of their numbers."""
+    places = np.full((2, len(draws)), NO_SET, np.int64)
+    sets: dict[str, list[int]] = {}
+    for index, draw in enumerate(draws):
+        if draw.demands.diversity_penalty:
+            sets.setdefault(draw.request_id, []).append(index)
+    for number, members in enumerate(sets.values()):
+        members.sort(key=lambda index: draws[index].child)
+        places[0, members] = number
+        places[1, members] = np.arange(len(members))
+    return places
+
+
+def prefixes(draws: Sequence[Draw]) -> NDArray[np.int64]:
+    """(2, R) PREFIX_HIGH and PREFIX_LOW of draws."""
+    words = np.zeros((2, len(draws)), np.int64)
+    for index, draw in enumerate(draws):
+        if draw.demands.is_distinct:
+            words[:, index] = prefix_words(draw.demands.seed, draw.output)
+    return words
 
 
 def numbers_of(draw: Draw) -> tuple[tuple[int, ...], tuple[float, ...]]:
@@ -38,5 +76,33 @@ def numbers_of(draw: Draw) -> tuple[tuple[int, ...], tuple[float, ...]]:
     params = demands.params
     top_k = min(max(params.top_k, 0), LARGEST_COUNT)
     # A request of its own may be one of another's children: it draws with that child's noise.
-    integers = (*noise_words(demands.seed, params.child + draw.child, draw.position), top_k, 0, 0, NO_SLOT)
-    return integers, (demands.temperature, params.top_p, params.min_p)
+    integers = (
+        *noise_words(demands.seed, params.child + draw.child, draw.position),
+        top_k,
+        0,
+        0,
+        NO_SLOT,
+        NO_SET,
+        NO_SET,
+        0,
+        0,
+    )
+    rules = NO_RULES
+    if demands.is_shaped and not demands.is_greedy:
+        rules = (
+            1.0,
+            params.top_n_sigma,
+            params.dynatemp_range,
+            params.dynatemp_exponent,
+            params.smoothing_factor,
+            params.typical_p,
+            params.epsilon_cutoff,
+            params.eta_cutoff,
+            params.top_a,
+            float(params.p_less),
+            params.xtc_probability,
+            params.xtc_threshold,
+        )
+    follows = float(params.mirostat_tau > 0 and demands.is_random)
+    others = (demands.diversity_penalty, follows, float(demands.is_arithmetic), float(demands.is_distinct))
+    return integers, (demands.temperature, params.top_p, params.min_p, *rules, *others)

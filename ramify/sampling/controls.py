@@ -201,6 +201,15 @@ def _costs(draw: Draw, role: int) -> list[tuple[int, float]]:
     ]
 
 
+def charges_of(draw: Draw, role: int) -> list[tuple[int, float]]:
+    """Tokens that would repeat the text, and what each loses by all rules about that; infinity: it is banned."""
+    size = draw.demands.params.no_repeat_ngram_size
+    banned = completes_repeated(_seen(draw, role), size).tolist() if size else []
+    costs = _costs(draw, role) if draw.demands.params.dry_multiplier else []
+    gone = set(banned)
+    return [*((token_id, math.inf) for token_id in banned), *(each for each in costs if each[0] not in gone)]
+
+
 def _columns(pairs: Sequence[tuple[int, int]], logits: Tensor) -> tuple[Tensor, Tensor]:
     rows, token_ids = torch.tensor(pairs, device=logits.device).unbind(1)
     return rows, token_ids

@@ -79,14 +79,17 @@ def coin(seed: int, child: int, position: int, level: int) -> float:
 
 def prefix_keys(seed: int, prefixes: Sequence[Sequence[int]], device: torch.device) -> NoiseKeys:
     """What names the noise of all tokens after each of these prefixes: the seed and the prefix, whoever has it."""
-    rows = []
-    for prefix in prefixes:
-        named = np.asarray([seed < 0, *prefix], np.int64).tobytes()
-        digest = hashlib.blake2b(named, digest_size=8).digest()
-        rows.append((int.from_bytes(digest[:4]), int.from_bytes(digest[4:])))
+    rows = [prefix_words(seed, prefix) for prefix in prefixes]
     words = torch.tensor(rows, dtype=torch.int64, device=device)[:, :, None]
     same = torch.ones_like(words[:, 0])
     return NoiseKeys(same * (seed & _MASK), same * ((seed >> 32) & _MASK), words[:, 0], words[:, 1])
+
+
+def prefix_words(seed: int, prefix: Sequence[int]) -> tuple[int, int]:
+    """What stands for child and position in the noise after a prefix: a digest of it."""
+    named = np.asarray([seed < 0, *prefix], np.int64).tobytes()
+    digest = hashlib.blake2b(named, digest_size=8).digest()
+    return int.from_bytes(digest[:4]), int.from_bytes(digest[4:])
 
 
 def gumbel(keys: NoiseKeys, first: Tensor, count: int, level: int) -> Tensor:

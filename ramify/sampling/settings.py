@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ramify.engine.demands import LARGEST, Demands
 from ramify.engine.plan import Draw
-from ramify.sampling.columns import TOP_K, Columns
+from ramify.sampling.columns import MIN_P, TOP_K, Columns
 from ramify.sampling.filters import Filters
 from ramify.sampling_params import SamplingParams
 
@@ -61,7 +61,7 @@ class Settings:
         self.excludes = any(
             each.xtc_probability and not demand.is_greedy for each, demand in zip(params, demands, strict=True)
         )
-        temperatures, top_p, min_p = torch.tensor(columns.floats, device=device)
+        temperatures, top_p, min_p = torch.tensor(columns.floats[: MIN_P + 1], device=device)
         self.is_greedy = temperatures == 0
         self.is_raced = ~self.is_greedy  # (R,): whose token the race decides
         if self.has_codes:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from ramify import LLM, SamplingParams
 from ramify.engine.demands import Demands
 from ramify.engine.plan import Draw
 from ramify.gpu.sampler import KernelSampler
 from tests.conftest import CheckpointMaker
+from tests.equivalence.test_more_controls import Case
 from tests.equivalence.test_sampler_reference import chi_square_limit
 from tests.gpu.engines import OPTIONS, PROMPTS, engine
 from tests.kernels.test_controls import by_kernels
@@ -22,6 +25,18 @@ from tests.reference_sampler import reference_row
 
 MIXES, MOST_REQUESTS = 200, 6
 ROWS, STEPS, VOCAB = 256, 80, 300
+# What kernels bend and cut beyond top-k, top-p and min-p.
+RULES: dict[str, Any] = {
+    "top_n_sigma": 1.5,
+    "dynatemp_range": 0.5,
+    "smoothing_factor": 0.3,
+    "typical_p": 0.9,
+    "epsilon_cutoff": 0.005,
+    "eta_cutoff": 0.01,
+    "top_a": 0.2,
+    "p_less": True,
+    "xtc_probability": 0.5,
+}
 
 
 def random_params(numbers: random.Random) -> SamplingParams:
@@ -54,7 +69,7 @@ def random_params(numbers: random.Random) -> SamplingParams:
         options |= {"strategy": "diverse", "diversity_penalty": 1.5}
     elif kind == "rules":
         options |= numbers.choice(
-            [{"typical_p": 0.9}, {"xtc_probability": 0.5}, {"dry_multiplier": 1.0}, {"no_repeat_ngram_size": 2}]
+            [*({name: value} for name, value in RULES.items()), {"dry_multiplier": 1.0}, {"no_repeat_ngram_size": 2}]
         )
     return SamplingParams(**options)
 
@@ -81,6 +96,23 @@ def test_random_mixes_draw_what_the_cpu_draws(
     record_property("different", different)
     assert on_gpu.stats()["blocks_in_use"] == 0
     assert different <= requests // 200
+
+
+def test_what_kernels_serve_never_waits_for_torchs_sampler(
+    make_checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rules, diverse sets, and beams that report logprobs."""
+    on_gpu = engine(make_checkpoint("qwen3"), "float32")
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("torch's sampler was asked")
+
+    monkeypatch.setattr("ramify.sampling.pipeline.Sampler.sample", refuse)
+    params = [SamplingParams(max_tokens=6, seed=1, **{name: value}) for name, value in RULES.items()]
+    params.append(SamplingParams(max_tokens=6, seed=1, n=4, strategy="diverse", diversity_penalty=1.5, logprobs=2))
+    params.append(SamplingParams(max_tokens=6, n=2, beam_width=4, strategy="beam_search", logprobs=3))
+    outputs = on_gpu.generate([PROMPTS[0]] * len(params), params, use_tqdm=False)
+    assert [output.error for output in outputs] == [None] * len(params)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +146,34 @@ def test_controlled_rows_are_drawn_as_often_as_the_reference_says(
         result = by_kernels(sampler, [logits.expand(ROWS, -1).contiguous()], draws, device)
         assert not result.faults
         counted += np.bincount(result.token_ids, minlength=VOCAB)
-    means = np.array(expected.probabilities) * ROWS * STEPS
+    check_counts(counted, np.array(expected.probabilities) * ROWS * STEPS)
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_rules_are_drawn_as_often_as_the_reference_says(name: str, device: torch.device) -> None:
+    """The same against the slow reference of these rules; coins fall anew for each draw."""
+    numbers = random.Random(f"counted {name}")
+    probabilities = None
+    while probabilities is None:
+        case = Case(numbers, 40, name)
+        plain, excluding = case.reference(excludes=False), case.reference(excludes=True)
+        share = case.params.xtc_probability
+        likely = np.exp(plain.logprobs) * (1 - share) + (np.exp(excluding.logprobs) * share if share else 0.0)
+        if not (plain.undecided or excluding.undecided) and (likely * ROWS * STEPS >= 5).sum() > 2:
+            probabilities = likely
+    demands = replace(case.draw().demands, params=replace(case.params, logprobs=None))
+    assert demands.sampler == "shaped"
+    sampler = KernelSampler(ROWS, 40, device, "raw")
+    logits = torch.tensor([case.logits]).expand(ROWS, -1).contiguous()
+    counted = np.zeros(40, np.int64)
+    for step in range(STEPS):
+        draws = [Draw("r", row, row, step, (), demands, case.output) for row in range(ROWS)]
+        counted += np.bincount(by_kernels(sampler, [logits], draws, device).token_ids, minlength=40)
+    check_counts(counted, probabilities * ROWS * STEPS)
+
+
+def check_counts(counted: NDArray[np.int64], means: NDArray[np.float64]) -> None:
+    """Chi-square; what cannot be drawn never was."""
     assert not counted[means == 0].any()
     large = means >= 5
     cells = [*zip(counted[large], means[large], strict=True)]

@@ -17,11 +17,16 @@ from triton.runtime.jit import JITFunction
 from ramify.config import AlphaMethod, MixtureConfig
 from ramify.gpu import packed_weight, product_forms
 from ramify.gpu.kernels.activation import silu_and_multiply
+from ramify.gpu.kernels.bending import Bends, bend
+from ramify.gpu.kernels.candidate_ranks import rank_candidates
+from ramify.gpu.kernels.codes import read_codes
 from ramify.gpu.kernels.controls import ControlTables, control_blocks, count_drawn, match_words
 from ramify.gpu.kernels.floors import FloorScratch, find_floors
+from ramify.gpu.kernels.narrowing import Cuts, narrow
 from ramify.gpu.kernels.norm import add_rms_norm
 from ramify.gpu.kernels.packed_product import packed_product
 from ramify.gpu.kernels.parts import Parts
+from ramify.gpu.kernels.prefix_noise import add_prefix_noise
 from ramify.gpu.kernels.race import BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
 from ramify.gpu.kernels.rope_write import rope_and_write
 from ramify.gpu.kernels.row_product import Norm, row_gate_up, row_product
@@ -145,6 +150,12 @@ def sampler(vocab_size: int) -> None:
         draw_tokens(logits, ones, words, scores, token_ids=numbers, logprobs=ones, faults=numbers.int(), floors=floors)
     for processing in (None, Processing(ones, ones)):
         report(logits, scores, numbers, Reports.empty(rows, 20, CPU), processing)
+    rank_candidates(logits, scores, numbers[:, None], numbers[:, None].int())
+    bend(logits, ones, scores, Bends(*[ones] * len(Bends._fields)), bent=logits, bent_temperatures=ones)
+    add_prefix_noise(logits, ones, ones, scores, words, ones, noisy=logits.clone())
+    codes = torch.ones(rows, 2, dtype=torch.float64)
+    read_codes(logits, ones, ones, ones, codes, token_ids=numbers, following=codes)
+    narrow(logits, ones, Cuts(*[ones] * len(Cuts._fields)), words, ones)
 
 
 def mixture(vocab_size: int) -> None:

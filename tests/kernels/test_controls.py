@@ -20,7 +20,7 @@ from ramify import MixtureConfig, SamplingParams
 from ramify.config import LogprobsMode
 from ramify.device.rows import upload
 from ramify.engine.demands import LONGEST_BAD_WORD, Demands
-from ramify.engine.plan import Draw, StepResult
+from ramify.engine.plan import Draw, StepResult, TokenReport
 from ramify.gpu.controls import ControlSlots
 from ramify.gpu.sampler import KernelSampler
 from ramify.sampling import columns as column
@@ -57,6 +57,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "nothing left": {"allowed_token_ids": [3], "min_tokens": 9},
     "beams": {"strategy": "beam_search", "beam_width": 4},
     "controlled beams": {"strategy": "beam_search", "beam_width": 3, "repetition_penalty": 1.5, "top_k": 40},
+    "reported beams": {"strategy": "beam_search", "beam_width": 3, "repetition_penalty": 1.7, "logprobs": 3},
 }
 # Words by their tokens; few tokens are likely (see `rows`), so beginnings do come up.
 WORDS = ((5,), (1, 2), (2, 2, 1), (0, 1, 0, 2), (2298, 1))
@@ -94,6 +95,16 @@ def by_kernels(sampler: KernelSampler, logits: list[Tensor], draws: list[Draw], 
     return sampler.fetch(choice)(range(len(draws)), draws)
 
 
+def compare_reports(one: Sequence[TokenReport] | None, other: Sequence[TokenReport] | None) -> None:
+    """Of a beam's candidates."""
+    assert (one is None) == (other is None)
+    for told, expected in zip(one or (), other or (), strict=True):
+        assert told.rank == expected.rank
+        assert told.logprob == pytest.approx(expected.logprob, abs=2e-5)
+        np.testing.assert_array_equal(told.top_token_ids, expected.top_token_ids)
+        np.testing.assert_allclose(told.top_logprobs, expected.top_logprobs, atol=2e-5)
+
+
 def compare(one: StepResult, other: StepResult, *, mixed: bool = False) -> None:
     assert one.faults == other.faults
     sound = [index for index in range(len(one.token_ids)) if index not in one.faults]
@@ -115,6 +126,7 @@ def compare(one: StepResult, other: StepResult, *, mixed: bool = False) -> None:
         assert candidates.token_ids == expected.token_ids
         assert candidates.logprobs == pytest.approx(expected.logprobs, abs=2e-5)
         assert candidates.weights == pytest.approx(expected.weights, abs=2e-5)
+        compare_reports(candidates.reports, expected.reports)
 
 
 @pytest.mark.parametrize("mode", ["raw", "processed"])
@@ -259,10 +271,11 @@ def test_what_kernels_have_no_room_for_is_left_to_torch() -> None:
     assert not sampler.serves(long.choice)
     for options in (
         {"logits_processors": [lambda _, row: row]},
-        {"strategy": "diverse", "n": 2, "diversity_penalty": 1.0},
+        {"strategy": "diverse", "n": 17, "diversity_penalty": 1.0},
+        {"strategy": "without_replacement", "n": 20},
         {"logprobs": 21},
         {"strategy": "beam_search", "beam_width": 19},
-        {"strategy": "beam_search", "logprobs": 1},
+        {"return_kept": "mass"},
     ):
         params = SamplingParams(**options)
         assert not sampler.serves(Demands(params, eos_token_ids=ENDS).choice)

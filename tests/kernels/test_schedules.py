@@ -159,25 +159,14 @@ def test_a_step_that_goes_on_is_not_placed_again(runs_ahead: bool) -> None:
     assert len(begun) == (1 if runs_ahead else 9)
 
 
-def test_what_kernels_do_not_serve_costs_its_own_rows_alone() -> None:
-    """A caller's own processor, and a rule that no kernel has: the others' rows are drawn by kernels beside them."""
-
-    def first_half(_token_ids: object, logits: torch.Tensor) -> torch.Tensor:
-        logits[VOCAB // 2 :] = -torch.inf
-        return logits
-
-    world = Setting(4, 50, 4, 64, True, False, 0, True)
-    asked: list[dict[str, Any]] = [
-        {},
-        {"logits_processors": [first_half]},
-        {"repetition_penalty": 1.3},
-        {"typical_p": 0.7},
-    ]
+def drawn_by_torch(asked: Sequence[dict[str, Any]]) -> set[str]:
+    """Runs these requests together, each with the tokens that it gets alone; returns whose rows torch drew."""
+    world = Setting(4, 80, 12, 64, True, False, 0, True)
     world.requests.extend(
-        ([number + 1, 5], SamplingParams(seed=3, max_tokens=4, ignore_eos=True, **options), 0)
+        ([number + 1, 5], SamplingParams(max_tokens=3, ignore_eos=True, **options), 0)
         for number, options in enumerate(asked)
     )
-    engine = engine_for(world, kernels=KernelSampler(4, VOCAB, CPU, "raw"))
+    engine = engine_for(world, kernels=KernelSampler(padded(12), VOCAB, CPU, "raw"))
     step = engine.device
     assert isinstance(step, DeviceStep)
     by_torch: set[str] = set()
@@ -193,9 +182,39 @@ def test_what_kernels_do_not_serve_costs_its_own_rows_alone() -> None:
     finished: dict[str, RequestOutput] = {}
     while engine.has_unfinished():
         finished |= {output.request_id: output for output in engine.step()}
-    assert by_torch == {"1", "3"}
     for number, (prompt, params, _) in enumerate(world.requests):
         assert tokens_of(finished[str(number)]) == alone(prompt, params)
+    return by_torch
+
+
+def test_what_kernels_do_not_serve_costs_its_own_rows_alone() -> None:
+    """A caller's own processor, and what no kernel tells: the others' rows are drawn by kernels beside them."""
+
+    def first_half(_token_ids: object, logits: torch.Tensor) -> torch.Tensor:
+        logits[VOCAB // 2 :] = -torch.inf
+        return logits
+
+    asked: list[dict[str, Any]] = [
+        {"seed": 3},
+        {"seed": 3, "logits_processors": [first_half]},
+        {"seed": 3, "repetition_penalty": 1.3},
+        {"seed": 3, "return_kept": "mass"},
+    ]
+    assert drawn_by_torch(asked) == {"1", "3"}
+
+
+def test_rules_sets_codes_and_reported_beams_need_no_torch() -> None:
+    """Several of them in one step, as they come, and beside rows that go on unseen."""
+    asked: list[dict[str, Any]] = [
+        {"seed": 1},
+        {"seed": 2, "typical_p": 0.7, "logprobs": 1},
+        {"seed": 3, "n": 3, "strategy": "diverse", "diversity_penalty": 4.0},
+        {"seed": 4, "n": 2, "strategy": "arithmetic"},
+        {"seed": 5, "mirostat_tau": 2.0},
+        {"seed": 6, "no_repeat_ngram_size": 2},
+        {"strategy": "beam_search", "n": 2, "logprobs": 2},
+    ]
+    assert drawn_by_torch(asked) == set()
 
 
 @pytest.mark.parametrize("models", [1, 2])
