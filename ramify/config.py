@@ -6,17 +6,17 @@ parts that need them; they are not stored here.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict, get_args
 
 from ramify import validation as check
+from ramify.device_names import MOST_RANKS, Device, check_device, check_devices, names_of
 from ramify.errors import InvalidInputError
 from ramify.foreign.keywords import own_keywords
 from ramify.foreign.vllm import ENGINE_OPTIONS, in_our_spelling
 
 ModelDType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
-Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 PreemptionMode = Literal["recompute", "swap"]
 LogprobsMode = Literal["raw", "processed", "both"]
@@ -26,11 +26,9 @@ Lookup = Literal["ngram", "suffix"]
 STUDENT = "student"  # drafts for the mixture that it is part of
 AlphaMethod = Literal["kl_symmetry", "fixed", "entropy", "ess_balance", "kl_budget"]
 
-_GPU = re.compile(r"cuda:(0|[1-9][0-9]{0,2})")
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_MAX_MODEL_LEN = 2048
 LARGEST_MODEL_LEN = 2**24
-MOST_RANKS = 64
 MOST_REPLICAS = 64
 SEED_LOW, SEED_HIGH = -(2**63), 2**64 - 1
 
@@ -47,7 +45,7 @@ class ModelConfig:
     model: str = setting(DEFAULT_MODEL, "folder, .gguf file, hub id, or smollm2-135m (embedded)")
     tokenizer: str | None = setting(None, "folder or .gguf file with another tokenizer than the model's own")
     dtype: ModelDType = setting("auto", "auto: float32 on a CPU; on a GPU the checkpoint's own, bfloat16 for float32")
-    device: Device | str = setting("auto", "auto, cpu, cuda or cuda:N")
+    device: Device | str = setting("auto", "auto, cpu, cuda or cuda:N; several share the model: cuda:0,cuda:1")
     max_model_len: int | None = setting(None, "longest prompt + output; default: the checkpoint's")
     load_format: LoadFormat = setting("auto", "auto, safetensors, gguf, or dummy (random weights)")
     max_logprobs: int = setting(20, "most alternatives a request may ask for")
@@ -70,7 +68,7 @@ class ModelConfig:
         "auto", "auto: sample as the checkpoint recommends, unless told otherwise; none: as it is"
     )
     tensor_parallel_size: int = setting(
-        1, "ranks that share each model: heads, MLP and vocabulary; a process each, on a CPU"
+        1, "ranks that share each model: heads, MLP and vocabulary; a process each, one a GPU or on the CPU"
     )
     speculation: Lookup | str | None = setting(
         None,
@@ -88,7 +86,7 @@ class ModelConfig:
         if self.tokenizer is not None:
             check.text("tokenizer", self.tokenizer)
         check.choice("dtype", self.dtype, get_args(ModelDType))
-        _check_device(self.device)
+        check_device("device", self.device)
         if self.max_model_len is not None:
             check.integer("max_model_len", self.max_model_len, 1, LARGEST_MODEL_LEN)
         check.choice("load_format", self.load_format, get_args(LoadFormat))
@@ -105,10 +103,21 @@ class ModelConfig:
         check.boolean("batch_invariant", self.batch_invariant)
         check.choice("generation_config", self.generation_config, get_args(GenerationConfig))
         check.integer("tensor_parallel_size", self.tensor_parallel_size, 1, MOST_RANKS)
+        if self.tensor_parallel_size not in (1, self.num_ranks):
+            raise InvalidInputError(
+                f"tensor_parallel_size must be the number of devices ({self.num_ranks} in {self.device!r}), got "
+                f"{self.tensor_parallel_size}"
+            )
         if self.speculation is not None:
             check.text("speculation", self.speculation)
         check.integer("data_parallel_size", self.data_parallel_size, 1, MOST_REPLICAS)
         check.integer("seed", self.seed, SEED_LOW, SEED_HIGH)
+
+    @property
+    def num_ranks(self) -> int:
+        """That share each model: as many as devices are named, or as tensor_parallel_size says of one kind."""
+        named = len(names_of(self.device))
+        return named if named > 1 else self.tensor_parallel_size
 
     def resolve_max_model_len(self, checkpoint_len: int | None) -> int:
         """The user's choice, else the checkpoint's, else 2048. More than the checkpoint was made for is refused."""
@@ -253,6 +262,35 @@ class EngineConfig:
         return cls(**{name: kind(**parts[name]) for name, kind in _PARTS.items()})
 
 
+def configs_of_pair(
+    teacher: str, theta: str, devices: object, options: Mapping[str, Any]
+) -> tuple[EngineConfig, EngineConfig]:
+    """Of a teacher and a student: the same but for their models and, where these are named, their devices."""
+    configs = [EngineConfig.from_options(model=model, **options) for model in (teacher, theta)]
+    if devices is None:
+        return configs[0], configs[1]
+    named, said = check_devices(devices), configs[0].model_config
+    if said.device != "auto":
+        raise InvalidInputError(
+            f"device must be left out beside devices, got {said.device!r}: devices says it for each model"
+        )
+    if said.tensor_parallel_size > 1:
+        raise InvalidInputError(
+            f"tensor_parallel_size must be 1 beside devices, got {said.tensor_parallel_size}: as many devices as are "
+            "named for a model share it"
+        )
+    if said.data_parallel_size > 1:
+        raise InvalidInputError(
+            f"data_parallel_size must be 1 beside devices, got {said.data_parallel_size}: replicas take devices of "
+            "their own"
+        )
+    placed = [
+        replace(config, model_config=replace(config.model_config, device=device))
+        for config, device in zip(configs, named, strict=True)
+    ]
+    return placed[0], placed[1]
+
+
 def _refusal(part: str | None, option: str, value: object) -> str | None:
     """What is wrong with an option by itself; None if nothing is, or if no part has it."""
     if part is None:
@@ -300,9 +338,3 @@ class EngineOptions(TypedDict, total=False):
     max_num_seqs: int
     enable_chunked_prefill: bool
     preemption_mode: PreemptionMode
-
-
-def _check_device(device: object) -> None:
-    if isinstance(device, str) and (device in get_args(Device) or _GPU.fullmatch(device)):
-        return
-    raise check.refuse("device", device, "'auto', 'cpu', 'cuda' or 'cuda:N'")

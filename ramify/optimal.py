@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ramify.config import AlphaMethod, EngineConfig, EngineOptions, MixtureConfig
+from ramify.config import AlphaMethod, EngineOptions, MixtureConfig, configs_of_pair
+from ramify.device_names import Devices
 from ramify.distill.recipe import MIXTURE_NAMES, Recipe, load_preset
 from ramify.drive import alpha_view
 from ramify.drive.build import Engine, build_pair
@@ -51,6 +52,7 @@ class PairOptions(EngineOptions, total=False):
     teacher_system_prompt: str | None  # None
     theta_system_prompt: str | None  # None
     enable_chat_template: bool  # False
+    devices: Devices | None  # None: both on one; else (teacher's, student's), several sharing a model
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,9 @@ class OptimalSampling:
     names for the same files are loaded once. The options are those of `LLM`, for both models together, and those of the
     mixture (`PairOptions`).
 
+    `devices=(("cuda:0", "cuda:1"), ("cuda:2",))` gives each model its own device: the teacher's and the student's, of
+    which several share a model (`tensor_parallel_size`). Draws are the same wherever the models are.
+
     `preset` names the settings of a recipe for `ramify distill` (or is a YAML file's path, or a Recipe): its models,
     mixture, system prompts and chat template hold where no argument says otherwise, its samples' settings (n,
     max_tokens, temperature and so on) are then `generate`'s defaults.
@@ -157,13 +162,13 @@ class OptimalSampling:
         self.recipe = _recipe(preset, model_teacher, model_theta, options)
         self.mixture_config = MixtureConfig(**self.recipe.mixture_options())
         engine_options: Any = {name: value for name, value in options.items() if name not in RECIPE_OPTIONS}
+        devices = engine_options.pop("devices", None)
         if engine_options.get("generation_config", "none") != "none":
             raise InvalidInputError(
                 "generation_config must be 'none' for two models: what one recommends says nothing of their mixture"
             )
-        self.config, theta = (
-            EngineConfig.from_options(model=model, **engine_options)
-            for model in (self.recipe.model_teacher, self.recipe.model_theta)
+        self.config, theta = configs_of_pair(
+            self.recipe.model_teacher, self.recipe.model_theta, devices, engine_options
         )
         asked: Any = {
             "system_prompts": (self.recipe.teacher_system_prompt, self.recipe.theta_system_prompt),
@@ -177,7 +182,7 @@ class OptimalSampling:
             assert isinstance(self._replicas.intake, PairIntake), "as two models have"
             self._core, self._intake = self._replicas.core, self._replicas.intake
         else:
-            self._engine = build_pair(self.config, theta, self.mixture_config, **asked)
+            self._engine = build_pair(self.config, theta, self.mixture_config, are_apart=devices is not None, **asked)
             self._core, self._intake = self._engine.core, self._engine.intake
         self.tokenizer = self._intake.codec.tokenizer
         self.max_model_len = self._core.capacity.max_model_len

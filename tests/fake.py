@@ -9,7 +9,7 @@ is bitwise.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 
 import tokenizers
@@ -18,10 +18,13 @@ from tokenizers import decoders, models
 from torch import Tensor
 
 from ramify.config import LogprobsMode, PreemptionMode
+from ramify.device.captured_layers import CapturedLayers
+from ramify.device.crossing import CrossedLayers
+from ramify.device.lane import most_rows
 from ramify.device.layers import Batch
 from ramify.device.reads import Reads, SharingRule
 from ramify.device.sampler_kernels import SamplerKernels
-from ramify.device.step import DeviceStep
+from ramify.device.step import Capture, DeviceStep
 from ramify.engine.blocks import BlockManager
 from ramify.engine.core import EngineCore
 from ramify.engine.drafting.drafter import Drafter
@@ -128,16 +131,25 @@ class FakeDevice(DeviceStep):
         num_models: int = 1,
         mixer: Mixer | None = None,
         kernels: SamplerKernels | None = None,
+        elsewhere: Mapping[int, Capture] | None = None,
     ) -> None:
+        """elsewhere: models on a device other than the one that draws, and who captures them there."""
+        elsewhere = elsewhere or {}
         self.pools = [FakePool(num_blocks, block_size, num_host_blocks) for _ in range(num_models)]
         self.layers = [FakeLayers(pool, model) for model, pool in enumerate(self.pools)]
         self.plans: list[Plan] = []
+        self.crossed: dict[int, CrossedLayers] = {}
+        for model, capture in elsewhere.items():
+            max_rows = most_rows(max_num_seqs, 1 if mixer is None else 2, num_models)
+            own = self.layers[model] if capture == "nobody" else CapturedLayers(self.layers[model], max_rows)
+            self.crossed[model] = CrossedLayers(own, torch.device("cpu"))
         super().__init__(
-            self.layers,
+            [self.crossed.get(model, each) for model, each in enumerate(self.layers)],
             max_num_seqs=max_num_seqs,
             logprobs_mode=logprobs_mode,
             mixer=mixer,
             kernels=kernels,
+            captures=[elsewhere.get(model, "step") for model in range(num_models)],
             runs_ahead=runs_ahead,
         )
 
@@ -179,6 +191,7 @@ def fake_engine(
     num_models: int = 1,
     mixer: Mixer | None = None,
     kernels: SamplerKernels | None = None,
+    elsewhere: Mapping[int, Capture] | None = None,
     drafter: Drafter | None = None,
     clock: Callable[[], float] = lambda: 0.0,
     make_text: Callable[[SamplingParams], TextStream] = lambda _params: TextStream(None),
@@ -212,6 +225,7 @@ def fake_engine(
             num_models=num_models,
             mixer=mixer,
             kernels=kernels,
+            elsewhere=elsewhere,
         ),
         seed=seed,
         eos_token_ids=eos_token_ids,

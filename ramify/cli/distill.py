@@ -14,6 +14,7 @@ from ramify import validation as check
 from ramify.cli.messages import say, say_warning
 from ramify.cli.options import ENGINE_FLAGS, chosen, flag_of, flags_of, in_flags_words, override_flags_of, with_flags
 from ramify.config import EngineConfig
+from ramify.device_names import Devices, check_devices
 from ramify.distill.files import DATA, REPORT, WRITTEN
 from ramify.distill.problems import Malformed, Problem, read_problems
 from ramify.distill.recipe import Recipe, load_preset, preset_names
@@ -49,6 +50,13 @@ def distill(
     limit: Annotated[int | None, typer.Option(metavar="INTEGER", help="Only the first so many lines.")] = None,
     on_malformed: Annotated[str, typer.Option(metavar="TEXT", help="stop, or skip: what a bad line does.")] = "stop",
     *,
+    devices: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="A device for each model, twice: the teacher's, then the student's; cuda:0,cuda:1 share a model.",
+        ),
+    ] = None,
     ray: Annotated[
         bool, typer.Option("--ray", help="On engines of a running Ray cluster (extra ray).", rich_help_panel=CLUSTER)
     ] = False,
@@ -84,6 +92,10 @@ def distill(
         raise InvalidInputError(f"--ray-{idle[0]} needs --ray")
     if ray and values["data_parallel_size"] > 1:
         raise InvalidInputError("--data-parallel-size must be 1 with --ray: --ray-engines says how many there are")
+    if ray and devices:
+        raise InvalidInputError("--devices is for this machine: with --ray the cluster gives each engine its devices")
+    if devices:
+        check_devices(devices)
     pool = _pool(num_engines=ray_engines, num_cpus=ray_cpus, num_gpus=ray_gpus)
     found = _read(problems, limit, skips=on_malformed == "skip", has_oracle=recipe.oracle is not None)
     options: Any = chosen(values, OTHER_ENGINE_FLAGS)
@@ -95,7 +107,7 @@ def distill(
                 recipe,
                 found,
                 out,
-                writers=_on_cluster(recipe, options, pool) if ray else _here(recipe, options),
+                writers=_on_cluster(recipe, options, pool) if ray else _here(recipe, options, devices or None),
                 preset=preset,
                 stops_at_refused=on_malformed == "stop",
                 show_progress=True,
@@ -110,13 +122,13 @@ def distill(
         raise typer.Exit(NOTHING_ACCEPTED)
 
 
-def _here(recipe: Recipe, options: Any) -> Writers:
+def _here(recipe: Recipe, options: Any, devices: Devices | None) -> Writers:
     from ramify.distill.writer import WritersHere
     from ramify.optimal import OptimalSampling
 
     return WritersHere(
         recipe,
-        lambda: OptimalSampling(preset=recipe, say=say, **options),
+        lambda: OptimalSampling(preset=recipe, say=say, devices=devices, **options),
         lambda: _oracle(EngineConfig.from_options(model=recipe.oracle, **options)),
     )
 

@@ -119,6 +119,8 @@ def two_models(context: typer.Context, values: Mapping[str, Any]) -> TwoModels |
     if params.prompt_logprobs is not None:
         raise InvalidInputError("--prompt-logprobs is for one model: the prompts of two are not mixed")
     engine = chosen(dict(said), [field for field in ENGINE_FLAGS if field.name in said])
+    if "devices" in said:
+        engine["devices"] = said["devices"]
     return TwoModels(recipe, params, said.get("theta_prompts"), engine)
 
 
@@ -128,7 +130,7 @@ def _is_said(context: typer.Context, name: str) -> bool:
 
 
 def _is_setting(name: str) -> bool:
-    return name in PAIR_NAMES and name not in {"preset", "theta_prompts"}
+    return name in PAIR_NAMES and name not in {"preset", "theta_prompts", "devices"}
 
 
 def _flag(name: str) -> str:

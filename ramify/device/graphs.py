@@ -15,6 +15,9 @@ class Graphs:
         self.captured: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self.is_patient = True
         self._seen: set[Hashable] = set()  # once, and not captured
+        self._device = device
+        # torch captures on a stream of the first GPU that captured anything, whichever device is the current one.
+        self._stream = torch.cuda.Stream(device) if self.are_on and device.index else None  # type: ignore[no-untyped-call]
 
     def run(self, shape: Hashable, body: Callable[[], object], *, patiently: bool = False) -> None:
         """Runs a body, which reads and writes buffers that stay where they are; `shape` is all else it depends on.
@@ -30,10 +33,10 @@ class Graphs:
         if patiently and self.is_patient and shape not in self._seen:
             self._seen.add(shape)
         elif self.are_on:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._device)
             graph = torch.cuda.CUDAGraph()
             pool = next((other.pool() for other in self.captured.values()), None)
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=pool, stream=self._stream):
                 body()
             self.captured[shape] = graph
 

@@ -124,15 +124,23 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     Small pages: with huge ones, for which numpy asks, a first token clears 2 MB in every layer, and reading is no
     faster.
     """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu":
+        try:
+            return torch.zeros(shape, dtype=dtype, device=device)
+        except torch.OutOfMemoryError as error:
+            raise ModelError(
+                f"{device} has no {num_bytes / 2**30:.1f} GiB for the KV cache: lower num_kv_blocks, or leave it out, "
+                "and gpu_memory_utilization says how much is taken; quantised weights, several devices that share the "
+                f"model (tensor_parallel_size) and, for two models, a device each (devices) leave more room ({error})"
+            ) from None
     private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
     try:
         memory = mmap.mmap(-1, num_bytes, **private)  # held by the tensor
     except (OSError, OverflowError):
         raise ModelError(
-            f"the system has no {num_bytes / 2**30:.1f} GiB for the KV cache: num_kv_blocks asks for less"
+            f"the system has no {num_bytes / 2**30:.1f} GiB for the KV cache: num_kv_blocks asks for less, quantised "
+            "weights leave more room, and of two models one may be on a GPU (devices)"
         ) from None
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with suppress(OSError):  # a system that knows none

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from ramify.device.graphs import MOST_ROWS_WITH_PROMPTS
 from ramify.device.pool import KVPool, bytes_per_block
-from ramify.device.sizing import GpuMemory
+from ramify.device.sizing import GpuMemory, numbered
 from ramify.device.step import DeviceStep
 from ramify.engine.demands import Demands
 from ramify.engine.plan import Chunk, Draw, Plan, Row, Work
@@ -95,21 +96,51 @@ def plan_of(largest: Largest, lengths: Sequence[int], params: SamplingParams, *,
     return Plan(works, draws)
 
 
+class OtherRanks(Protocol):
+    """Those that share models with this process."""
+
+    def memory(self) -> Sequence[tuple[torch.device, GpuMemory]]:
+        """What each of them has found of its own GPU, in a rehearsal that all took part in."""
+
+
 def measure(
-    make_step: Callable[[Sequence[KVPool]], DeviceStep], decoders: Sequence[Decoder], largest: Largest
-) -> GpuMemory:
-    """Runs the largest steps on the GPU that these models are on; nothing of them stays."""
-    device = decoders[0].device
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    weights = torch.cuda.memory_reserved(device)
+    make_step: Callable[[Sequence[KVPool]], DeviceStep],
+    decoders: Sequence[Decoder],
+    largest: Largest,
+    others: Sequence[OtherRanks] = (),
+) -> dict[torch.device, GpuMemory]:
+    """Runs the largest steps on the GPUs that these models are on; nothing of them stays.
+
+    Where ranks share a model, the one with the least room counts for all.
+    """
+    devices = {numbered(each.device) for each in decoders if each.device.type == "cuda"}
+    weights = {device: forget_peak(device) for device in devices}
     try:
         cache = _run(make_step, decoders, largest)
     except torch.OutOfMemoryError as error:
         raise InvalidInputError(
             "the largest step does not fit beside the weights: lower max_num_batched_tokens, max_num_seqs or "
-            f"max_model_len, take a smaller or quantised model, or a device with more memory ({error})"
+            "max_model_len, take a smaller or quantised model, a device with more memory or several that share it "
+            f"(tensor_parallel_size), and for two models a device each (devices) ({error})"
         ) from None
+    found = {device: memory_of(device, cache[device], weights[device]) for device in devices}
+    for ranks in others:
+        for leading, theirs in ranks.memory():
+            own = numbered(leading)
+            if theirs.room < found[own].room:
+                found[own] = theirs
+    return found
+
+
+def forget_peak(device: torch.device) -> int:
+    """Returns the bytes that are taken now, by weights."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_reserved(device)
+
+
+def memory_of(device: torch.device, cache: int, weights: int) -> GpuMemory:
+    """What was taken at most since `forget_peak`, less the bytes of a cache that will not be there."""
     free, total = torch.cuda.mem_get_info(device)
     beside = total - free - torch.cuda.memory_reserved(device)
     steps = torch.cuda.max_memory_reserved(device) - cache - weights
@@ -118,11 +149,17 @@ def measure(
     return GpuMemory(total, needed, beside)
 
 
-def _run(make_step: Callable[[Sequence[KVPool]], DeviceStep], decoders: Sequence[Decoder], largest: Largest) -> int:
-    """Returns the bytes of the cache that it ran in."""
+def _run(
+    make_step: Callable[[Sequence[KVPool]], DeviceStep], decoders: Sequence[Decoder], largest: Largest
+) -> dict[torch.device, int]:
+    """Returns the bytes of the cache that it ran in, on each device."""
     size = largest.block_size
     step = make_step([KVPool(each.arch, NUM_BLOCKS, size, each.dtype, each.device) for each in decoders])
     step.graphs.is_patient = False
     for plan in largest_plans(largest):
         step.launch(plan)()
-    return NUM_BLOCKS * sum(bytes_per_block(each.arch, size, each.dtype) for each in decoders)
+    taken: dict[torch.device, int] = {}
+    for each in decoders:
+        device = numbered(each.device)
+        taken[device] = taken.get(device, 0) + NUM_BLOCKS * bytes_per_block(each.arch, size, each.dtype)
+    return taken

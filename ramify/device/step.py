@@ -12,9 +12,10 @@ step's numbers follow from those of the step before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import zip_longest
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ import torch
 from ramify.config import LogprobsMode
 from ramify.device.draws import Draws, DrawTrack, Steady
 from ramify.device.graphs import Graphs
+from ramify.device.guard import on
 from ramify.device.lane import Lane, most_rows
 from ramify.device.layers import Layers
 from ramify.device.prompt_reports import report_prompts, rows_asked
@@ -30,6 +32,10 @@ from ramify.device.sampler_kernels import SamplerKernels
 from ramify.engine.plan import Plan, StepResult, Ticket
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.pipeline import ROWS_AT_ONCE, Sampler
+
+# Who captures a model's part of a step: the step, together with all else; the layers themselves, to whom the step
+# gives rows that are as many as a graph has; or nobody.
+Capture = Literal["step", "layers", "nobody"]
 
 
 class DeviceStep:
@@ -43,10 +49,17 @@ class DeviceStep:
         logprobs_mode: LogprobsMode = "raw",
         mixer: Mixer | None = None,
         kernels: SamplerKernels | None = None,
+        captures: Sequence[Capture] | None = None,
+        checks: Sequence[Callable[[], None]] = (),
         use_graphs: bool = True,
         runs_ahead: bool = False,
         batch_invariant: bool = False,
     ) -> None:
+        """captures: of each model, who captures it where there are kernels that draw; default: the step.
+
+        checks: asked when results are read; they raise where what was computed means nothing.
+        """
+        self._checks = checks
         self.device = layers[0].device
         self.runs_ahead = runs_ahead
         # torch's operators sum in an order that follows from the number of rows: invariant, each row comes alone.
@@ -58,8 +71,13 @@ class DeviceStep:
         self._max_num_seqs, self._rows_each = max_num_seqs, num_tracks // len(layers)
         # Invariant attention of prompts writes its lists anew in every step.
         self.captures_prompts = kernels is not None and not batch_invariant
-        graphs = self.graphs if kernels is not None else None
-        self.lanes = [Lane(each, max_rows, graphs, captures_prompts=self.captures_prompts) for each in layers]
+        if kernels is None:
+            captures = ["nobody"] * len(layers)
+        graphs = {"step": self.graphs, "layers": Graphs(self.device, use_graphs=False), "nobody": None}
+        self.lanes = [
+            Lane(each, max_rows, graphs[who], captures_prompts=self.captures_prompts and who == "step")
+            for each, who in zip(layers, captures or ["step"] * len(layers), strict=True)
+        ]
         self.looks_back = kernels is not None
         self._draws = Draws(
             self.lanes,
@@ -86,6 +104,17 @@ class DeviceStep:
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Ticket:
+        with on(self.device):
+            ticket = self._launch(plan)
+        return partial(self._checked, ticket) if self._checks else ticket
+
+    def _checked(self, ticket: Ticket) -> StepResult:
+        result = ticket()
+        for check in self._checks:
+            check()
+        return result
+
+    def _launch(self, plan: Plan) -> Ticket:
         for lane, work in zip(self.lanes, plan.works, strict=True):
             lane.layers.pool.move(work)
         if not any(work.chunks for work in plan.works) and plan.onward is None:
@@ -111,13 +140,15 @@ class DeviceStep:
     @torch.inference_mode()
     def capture_draws(self, count: int) -> None:
         """Draws of every kind for so many rows, from what the last step, a captured one, left; nobody reads them."""
-        self._draws.capture(count)
+        with on(self.device):
+            self._draws.capture(count)
 
     @torch.inference_mode()
     def capture_logits(self, count: int) -> None:
         """After as many rows as so many draws may be from, in a step with prompts; one has come before."""
-        for lane in self.lanes:
-            lane.capture_logits(count)
+        with on(self.device):
+            for lane in self.lanes:
+                lane.capture_logits(count)
 
     def _go_on(self, steady: Steady, plan: Plan) -> Ticket:
         for lane, work, drawing_rows in zip(self.lanes, plan.works, steady.drawing_rows, strict=True):

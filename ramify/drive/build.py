@@ -10,19 +10,16 @@ from typing import Generic, TypeVar, get_args
 
 from ramify import validation as check
 from ramify.config import STUDENT, EngineConfig, Lookup, MixtureConfig
-from ramify.cpu.cpu_layers import cpu_layers
-from ramify.cpu.cpu_step import CpuStep
 from ramify.cpu.panels import PanelPacking
-from ramify.device.layers import Layers
+from ramify.device.guard import on
 from ramify.device.pool import KVPool
 from ramify.device.rehearsal import Largest, measure
 from ramify.device.sizing import num_blocks, num_host_blocks
-from ramify.device.step import DeviceStep
 from ramify.device.warmup import warm_up
 from ramify.drive.draft_model import DraftModel
 from ramify.drive.intake import Intake
-from ramify.drive.packing import check_integers, cpu_packing, gpu_packing
 from ramify.drive.pair_intake import PairIntake
+from ramify.drive.placing import PlacedModel, Wanted, device_step, drawing_model, load, place
 from ramify.drive.prepare import PreparedModel, PreparedPair, check_same_tokens
 from ramify.engine.blocks import BlockManager
 from ramify.engine.core import EngineCore
@@ -32,10 +29,7 @@ from ramify.engine.drafting.speculation import Speculation
 from ramify.engine.scheduler import Scheduler
 from ramify.errors import InvalidInputError, ModelError, UnsupportedError
 from ramify.models.decoder import Decoder
-from ramify.models.loader import ModelLoader
-from ramify.parallel.leading import LeadingLayers
-from ramify.parallel.orders import Serve
-from ramify.parallel.start import start_team
+from ramify.models.loader import ModelLoader, rank_devices
 from ramify.parallel.team import Team
 from ramify.sampling.mixing import Mixer
 from ramify.structured.grammars import Grammars
@@ -70,26 +64,24 @@ class Engine(Generic[Kind]):
 def build_engine(config: EngineConfig, say: Callable[[str], None], *, is_replica: bool = False) -> Engine[Intake]:
     """One engine: where there are to be several, one of them."""
     _check_alone(config, is_replica=is_replica)
+    rank_devices(config.model_config)  # refused before files are looked for
     loader = ModelLoader(config, say)
     prepared = PreparedModel(config, loader)
-    packing = cpu_packing(config, say)
-    team = start_team([loader], config, uses_panels=packing is not None)
-    (decoder,) = _load([loader], config, packing, team)
-    check_integers(config, [decoder])
-    drafting = _load_draft_model(config, prepared.codec.tokenizer, decoder, packing, say)
+    [model] = place([Wanted(config, loader)], say)
+    decoder = model.decoder
+    drafting = _load_draft_model(config, prepared.codec.tokenizer, decoder, say)
     max_model_len = config.model_config.resolve_max_model_len(decoder.arch.max_position_embeddings)
     core = _assemble(
         config,
-        [decoder],
+        [model],
         codec=prepared.codec,
         grammars=prepared.grammars,
         eos_token_ids=_end_token_ids(decoder, prepared.codec.tokenizer, say),
         max_model_len=max_model_len,
         drafting=drafting,
-        team=team,
         say=say,
     )
-    return Engine(config, (decoder,), prepared.codec, core, prepared.intake(core.check), max_model_len, team)
+    return Engine(config, (decoder,), prepared.codec, core, prepared.intake(core.check), max_model_len, model.team)
 
 
 def build_pair(
@@ -99,11 +91,17 @@ def build_pair(
     *,
     system_prompts: tuple[str | None, str | None] = (None, None),
     enable_chat_template: bool = False,
+    are_apart: bool = False,
     say: Callable[[str], None],
     is_replica: bool = False,
 ) -> Engine[PairIntake]:
-    """Both configurations differ in their model alone; where they name the same files, those are loaded once."""
+    """Both configurations differ in their model alone; where they name the same files, those are loaded once.
+
+    Models that are apart have each its own device, or several, which then differ too.
+    """
     _check_alone(teacher, is_replica=is_replica)
+    for config in (teacher, theta):
+        rank_devices(config.model_config)
     prepared = PreparedPair(
         teacher,
         [ModelLoader(config, say) for config in (teacher, theta)],
@@ -111,11 +109,10 @@ def build_pair(
         enable_chat_template=enable_chat_template,
     )
     codec = prepared.codec
-    packing = cpu_packing(teacher, say)
-    student_drafts = _student_drafts(teacher)
-    team = start_team(prepared.distinct_loaders, teacher, uses_panels=packing is not None)
-    decoders = _load(prepared.distinct_loaders, teacher, packing, team)
-    check_integers(teacher, decoders)
+    student_drafts = _student_drafts(theta)
+    wanted = [Wanted(*pair) for pair in zip((teacher, theta), prepared.distinct_loaders, strict=False)]
+    models = place(wanted, say, are_apart=are_apart)
+    decoders = [model.decoder for model in models]
     lengths = [teacher.model_config.resolve_max_model_len(each.arch.max_position_embeddings) for each in decoders]
     ends = frozenset[int]().union(
         *(_end_token_ids(decoders[-role], tokenizer, say) for role, tokenizer in enumerate(prepared.tokenizers))
@@ -124,17 +121,17 @@ def build_pair(
     mixer = Mixer(mixture, ends | special)
     core = _assemble(
         teacher,
-        decoders,
+        models,
         codec=codec,
         grammars=prepared.grammars,
         eos_token_ids=ends,
         max_model_len=min(lengths),
         mixer=mixer,
         drafting=decoders[-1] if student_drafts else None,
-        team=team,
+        are_apart=are_apart and len(models) > 1,
         say=say,
     )
-    return Engine(teacher, tuple(decoders), codec, core, prepared.intake(core.check), min(lengths), team)
+    return Engine(teacher, tuple(decoders), codec, core, prepared.intake(core.check), min(lengths), models[0].team)
 
 
 def _check_alone(config: EngineConfig, *, is_replica: bool) -> None:
@@ -143,21 +140,6 @@ def _check_alone(config: EngineConfig, *, is_replica: bool) -> None:
             f"data_parallel_size must be 1 here, got {config.model_config.data_parallel_size}: this is one engine in "
             "this process"
         )
-
-
-def _load(
-    loaders: Sequence[ModelLoader], config: EngineConfig, packing: PanelPacking | None, team: Team | None
-) -> list[Decoder]:
-    """All ranks at the same time, where there are several."""
-    if team is None:
-        return [loader.load_model(packing=packing or gpu_packing(config, loader)) for loader in loaders]
-    try:
-        decoders = [loader.load_model(packing=packing, ranks=team.ranks) for loader in loaders]
-        team.wait_until_loaded()
-    except BaseException:
-        team.close()
-        raise
-    return decoders
 
 
 def _end_token_ids(decoder: Decoder, tokenizer: Tokenizer | None, say: Callable[[str], None]) -> frozenset[int]:
@@ -174,7 +156,7 @@ def _end_token_ids(decoder: Decoder, tokenizer: Tokenizer | None, say: Callable[
 
 def _assemble(
     config: EngineConfig,
-    decoders: Sequence[Decoder],
+    models: Sequence[PlacedModel],
     *,
     codec: TextCodec,
     grammars: Grammars,
@@ -182,11 +164,13 @@ def _assemble(
     max_model_len: int,
     mixer: Mixer | None = None,
     drafting: Decoder | None = None,
-    team: Team | None = None,
+    are_apart: bool = False,
     say: Callable[[str], None],
 ) -> EngineCore:
     cache, limits = config.cache_config, config.scheduler_config
-    on_gpu = decoders[0].device.type == "cuda"
+    decoders = [model.decoder for model in models]
+    device = models[drawing_model(models)].device
+    on_gpu = device.type == "cuda"
     largest = Largest(
         num_models=len(decoders),
         num_tracks=1 if mixer is None else 2,
@@ -195,7 +179,7 @@ def _assemble(
         max_num_batched_tokens=limits.resolve_max_num_batched_tokens(on_gpu=on_gpu),
         block_size=cache.block_size,
     )
-    make_step = partial(_device_step, config, decoders, max_model_len=max_model_len, mixer=mixer, team=team)
+    make_step = partial(device_step, config, models, max_model_len=max_model_len, mixer=mixer, are_apart=are_apart)
     blocks = num_blocks(
         cache,
         decoders,
@@ -204,7 +188,7 @@ def _assemble(
         max_model_len=max_model_len,
         drafting=() if drafting is None else (drafting,),
         num_replicas=config.model_config.data_parallel_size,
-        measure_gpu=partial(measure, make_step, decoders, largest) if on_gpu else None,
+        measure_gpus=partial(measure, make_step, decoders, largest, _teams(models)) if on_gpu else None,
     )
     host_blocks = num_host_blocks(cache, decoders) if limits.preemption_mode == "swap" else 0
     pools = [
@@ -212,7 +196,8 @@ def _assemble(
         for each in decoders
     ]
     size = sum(pool.kv.nbytes for pool in pools) / 2**30
-    _log.info("KV cache: %d blocks of %d tokens (%.2f GiB on %s)", blocks, cache.block_size, size, decoders[0].device)
+    where = " and ".join(dict.fromkeys(str(model.device) for model in models))
+    _log.info("KV cache: %d blocks of %d tokens (%.2f GiB on %s)", blocks, cache.block_size, size, where)
     managers = [
         BlockManager(
             blocks,
@@ -224,7 +209,8 @@ def _assemble(
     ]
     step = make_step(pools)
     if on_gpu and config.model_config.warmup == "full" and not config.model_config.enforce_eager:
-        warm_up(step, largest, blocks, say)
+        with on(device):
+            warm_up(step, largest, blocks, say)
     has_tokenizer = codec.tokenizer is not None
     return EngineCore(
         Scheduler(
@@ -246,11 +232,14 @@ def _assemble(
     )
 
 
+def _teams(models: Sequence[PlacedModel]) -> list[Team]:
+    return list(dict.fromkeys(model.team for model in models if model.team is not None))
+
+
 def _load_draft_model(
     config: EngineConfig,
     tokenizer: Tokenizer | None,
     target: Decoder,
-    packing: PanelPacking | None,
     say: Callable[[str], None],
 ) -> Decoder | None:
     """The model that drafts, where a model does."""
@@ -261,8 +250,9 @@ def _load_draft_model(
         raise InvalidInputError("speculation 'student' is for OptimalSampling: one model has no student")
     _check_not_shared(config)
     draft = replace(config.model_config, model=name, tokenizer=None, max_model_len=None, speculation=None)
+    config = replace(config, model_config=draft)
     try:
-        loader = ModelLoader(replace(config, model_config=draft), say)
+        loader = ModelLoader(config, say)
     except ModelError as error:
         known = "'ngram', 'suffix', or a model that drafts: a folder, a .gguf file or a hub id"
         raise InvalidInputError(f"speculation must be {known}, got {name!r}: {error}") from None
@@ -274,7 +264,7 @@ def _load_draft_model(
         raise InvalidInputError(
             f"speculation: the draft model {name!r} must have the tokenizer of the model that it drafts for"
         ) from None
-    return loader.load_model(packing=packing or gpu_packing(config, loader))
+    return load(Wanted(config, loader), target.packing if isinstance(target.packing, PanelPacking) else None)
 
 
 def _student_drafts(config: EngineConfig) -> bool:
@@ -289,7 +279,7 @@ def _student_drafts(config: EngineConfig) -> bool:
 
 
 def _check_not_shared(config: EngineConfig) -> None:
-    if config.model_config.tensor_parallel_size > 1:
+    if config.model_config.num_ranks > 1:
         raise UnsupportedError(
             f"speculation {config.model_config.speculation!r} needs tensor_parallel_size 1: ranks do not share a model "
             "that drafts ('ngram' and 'suffix' work with any)"
@@ -310,7 +300,7 @@ def _speculation(
         pool = KVPool(drafting.arch, blocks, largest.block_size, drafting.dtype, drafting.device)
         # A student's prompt is the second of the mixture's.
         drafter = DraftModel(
-            _device_step(config, [drafting], [pool], max_model_len=length, mixer=None, team=None),
+            device_step(config, [PlacedModel(drafting)], [pool], max_model_len=length),
             BlockManager(blocks, largest.block_size, enable_prefix_caching=config.cache_config.enable_prefix_caching),
             cost=drafting.arch.num_weights / sum(each.arch.num_weights for each in decoders),
             role=largest.num_tracks - 1,
@@ -318,51 +308,6 @@ def _speculation(
             max_model_len=length,
             max_num_batched_tokens=largest.max_num_batched_tokens,
         )
-    if decoders[0].device.type == "cuda":
+    if any(each.device.type == "cuda" for each in decoders):
         return Speculation(drafter, row_cost=GPU_ROW_COST, stall=GPU_STALL)
     return Speculation(drafter, row_cost=CPU_ROW_COST, most_rows=CPU_MOST_ROWS)
-
-
-def _device_step(
-    config: EngineConfig,
-    decoders: Sequence[Decoder],
-    pools: Sequence[KVPool],
-    *,
-    max_model_len: int,
-    mixer: Mixer | None,
-    team: Team | None,
-) -> DeviceStep:
-    """What runs plans where the models are: kernels on a GPU, kernels of our own or torch's operators on a CPU."""
-    _log.info("preparing the %s's kernels", "CPU" if decoders[0].device.type == "cpu" else "GPU")
-    options, max_num_seqs = config.model_config, config.scheduler_config.max_num_seqs
-    if decoders[0].device.type == "cpu":
-        pairs = zip(decoders, pools, strict=True)
-        layers = [cpu_layers(*pair, batch_invariant=options.batch_invariant) for pair in pairs]
-        if team is not None:
-            layers = _led(layers, pools, team)
-        packing = decoders[0].packing
-        return CpuStep(
-            layers,
-            packing.library if isinstance(packing, PanelPacking) else None,
-            max_num_seqs=max_num_seqs,
-            logprobs_mode=options.logprobs_mode,
-            mixer=mixer,
-            batch_invariant=options.batch_invariant,
-        )
-    from ramify.gpu.gpu_step import gpu_step  # needs Triton, which only a GPU needs
-
-    return gpu_step(
-        list(zip(decoders, pools, strict=True)),
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
-        logprobs_mode=options.logprobs_mode,
-        mixer=mixer,
-        use_graphs=not options.enforce_eager,
-        batch_invariant=options.batch_invariant,
-    )
-
-
-def _led(layers: Sequence[Layers], pools: Sequence[KVPool], team: Team) -> list[Layers]:
-    """These layers as the leading rank's, with the other ranks' made like them."""
-    team.serve(Serve(pools[0].blocks.shape[1], pools[0].num_host_blocks))
-    return [LeadingLayers(each, team, model) for model, each in enumerate(layers)]

@@ -78,8 +78,9 @@ class PreparedPair:
 
     @property
     def distinct_loaders(self) -> tuple[ModelLoader, ...]:
-        """One where both models are one checkpoint, which is then held once."""
-        is_one = self.loaders[0].path.resolve() == self.loaders[1].path.resolve()
+        """One where both models are one checkpoint in one place, which is then held once."""
+        teacher, theta = self.loaders
+        is_one = teacher.path.resolve() == theta.path.resolve() and teacher.config.device == theta.config.device
         return self.loaders[: 1 if is_one else 2]
 
     def intake(self, check_request: CheckRequest) -> PairIntake:

@@ -21,7 +21,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.device.layers import Batch
@@ -43,6 +42,7 @@ from ramify.gpu.paged import PagedDecode
 from ramify.gpu.product_forms import Role
 from ramify.gpu.products import Stream, Weight, dense_weights
 from ramify.gpu.prompts import PagedPrompts
+from ramify.gpu.shared_weight import SharedWeight
 from ramify.gpu.tables import DeviceTables
 from ramify.models.decoder import Decoder, Layer
 from ramify.models.families import Architecture
@@ -90,12 +90,16 @@ class GpuLayers:
             dense = iter(dense_weights(role, [linear for linear in linears if not linear.parts], forms))
             return [PackedWeight(linear) if linear.parts else next(dense) for linear in linears]
 
+        def added(linears: list[Linear]) -> list[Weight]:
+            own, ranks = weights_of("added", linears), decoder.ranks
+            return own if ranks is None else [SharedWeight(weight, ranks) for weight in own]
+
         layers = decoder.layers
         weights = zip(
             weights_of("read", [layer.qkv for layer in layers]),
-            weights_of("added", [layer.output for layer in layers]),
+            added([layer.output for layer in layers]),
             weights_of("gate_up", [layer.gate_up for layer in layers]),
-            weights_of("added", [layer.down for layer in layers]),
+            added([layer.down for layer in layers]),
             strict=True,
         )
         self._layers = [_Layer(layer, arch.rms_norm_eps, own) for layer, own in zip(layers, weights, strict=True)]
@@ -141,7 +145,7 @@ class GpuLayers:
     def forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """Batch of T rows -> hidden states after the last norm (R, hidden)."""
         arch = self.decoder.arch
-        embedded = F.embedding(batch.token_ids, self.decoder.embedding)
+        embedded = self.decoder.embed(batch.token_ids)
         stream, total = Stream(embedded), embedded.shape[0]
         queries = embedded.new_empty(total, arch.num_heads, arch.head_dim)
         inner = embedded.new_empty(total, arch.intermediate_size)
@@ -162,8 +166,13 @@ class GpuLayers:
         """(R, hidden) -> (R, vocabulary) in float32."""
         if out is None:
             out = torch.empty(hidden.shape[0], self.vocab_size, dtype=torch.float32, device=hidden.device)
-        self._head.logits(hidden, out)
-        return out
+        ranks = self.decoder.ranks
+        if ranks is None:
+            self._head.logits(hidden, out)
+            return out
+        own = out.new_empty(hidden.shape[0], len(self.decoder.shard.vocabulary))
+        self._head.logits(hidden, own)
+        return out.copy_(ranks.gather(own, self.vocab_size))
 
     def _rotate_and_write(self, index: int, qkv: Parts, batch: Batch, queries: Tensor) -> None:
         """Rotated queries to their buffer, rotated keys and values to the pool."""

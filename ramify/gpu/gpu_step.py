@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ramify.config import LogprobsMode
 from ramify.device.graphs import padded
+from ramify.device.guard import on
 from ramify.device.lane import most_rows
+from ramify.device.layers import Layers
 from ramify.device.pool import KVPool
-from ramify.device.step import DeviceStep
+from ramify.device.step import Capture, DeviceStep
 from ramify.gpu.form_cache import FormCache
 from ramify.gpu.gpu_layers import GpuLayers
 from ramify.gpu.sampler import KernelSampler
@@ -21,21 +24,56 @@ def gpu_step(
     *,
     max_num_seqs: int,
     max_model_len: int,
-    logprobs_mode: LogprobsMode = "raw",
     mixer: Mixer | None = None,
-    use_graphs: bool = True,
-    runs_ahead: bool = True,
     batch_invariant: bool = False,
+    **options: Any,
 ) -> DeviceStep:
+    """Models that are all on one GPU; the other options are those of `kernel_step`."""
     max_rows = most_rows(max_num_seqs, 1 if mixer is None else 2, len(models))
     forms = FormCache.of(models[0][0].device)
     layers = [
         GpuLayers(*model, max_rows=max_rows, max_model_len=max_model_len, batch_invariant=batch_invariant, forms=forms)
         for model in models
     ]
-    vocab_size = min(decoder.arch.vocab_size for decoder, _ in models)
+    return kernel_step(layers, max_num_seqs=max_num_seqs, mixer=mixer, batch_invariant=batch_invariant, **options)
+
+
+def gpu_layers(
+    decoder: Decoder, pool: KVPool, *, max_rows: int, max_model_len: int, batch_invariant: bool = False
+) -> GpuLayers:
+    """Of one model, on its own GPU."""
+    forms = FormCache.of(decoder.device)
+    with on(decoder.device):
+        return GpuLayers(
+            decoder,
+            pool,
+            max_rows=max_rows,
+            max_model_len=max_model_len,
+            batch_invariant=batch_invariant,
+            forms=forms,
+        )
+
+
+def kernel_step(
+    layers: Sequence[Layers],
+    *,
+    max_num_seqs: int,
+    logprobs_mode: LogprobsMode = "raw",
+    mixer: Mixer | None = None,
+    captures: Sequence[Capture] | None = None,
+    checks: Sequence[Callable[[], None]] = (),
+    use_graphs: bool = True,
+    runs_ahead: bool = True,
+    batch_invariant: bool = False,
+) -> DeviceStep:
+    """Over layers that leave their logits on one GPU, wherever they compute."""
     kernels = KernelSampler(
-        padded(max_num_seqs), vocab_size, layers[0].device, logprobs_mode, mixer, batch_invariant=batch_invariant
+        padded(max_num_seqs),
+        min(each.vocab_size for each in layers),
+        layers[0].device,
+        logprobs_mode,
+        mixer,
+        batch_invariant=batch_invariant,
     )
     return DeviceStep(
         layers,
@@ -43,6 +81,8 @@ def gpu_step(
         logprobs_mode=logprobs_mode,
         mixer=mixer,
         kernels=kernels,
+        captures=captures,
+        checks=checks,
         use_graphs=use_graphs,
         runs_ahead=runs_ahead,
         batch_invariant=batch_invariant,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from ramify.config import EngineConfig, ModelConfig, ModelDType
+from ramify.device_names import names_of
 from ramify.errors import InvalidInputError, ModelError
 from ramify.files.json_file import read_optional_json
 from ramify.models import embedded, memory, source, weights
@@ -39,6 +40,11 @@ DTYPES = {
     "float": torch.float32,
     "float32": torch.float32,
 }
+# Where weights find no room; of two models each may have a device of its own.
+WHAT_HELPS = (
+    "take a smaller or quantised model, a dtype of fewer bytes, a device with more memory or several that share it "
+    "(tensor_parallel_size), and for two models a device each (devices)"
+)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -99,17 +105,14 @@ class ModelLoader:
             checkpoint = SafetensorsCheckpoint(self.path)
             return weights.load(checkpoint, self._dtype(checkpoint.arch.dtype, target), target, packing, ranks)
         except (torch.OutOfMemoryError, MemoryError) as error:
-            raise ModelError(
-                f"{self.path.name} does not fit in memory: take a smaller or quantised model, a dtype of fewer bytes, "
-                f"or a device with more memory ({error})"
-            ) from None
+            raise ModelError(f"{self.path.name} does not fit in memory: {WHAT_HELPS} ({error})") from None
 
     def _check_memory(self, target: torch.device, num_bytes: int) -> None:
         """A system that promises more than it has would end the process when the weights are written."""
         if target.type == "cpu" and num_bytes > memory.total_memory():
             raise ModelError(
                 f"{self.path.name} does not fit in memory: its weights take {num_bytes / 2**30:.1f} GiB, and "
-                f"{memory.total_memory() / 2**30:.1f} are there"
+                f"{memory.total_memory() / 2**30:.1f} are there. What helps: {WHAT_HELPS}"
             )
 
     @collector_paused()
@@ -167,8 +170,10 @@ def choose_dtype(asked: ModelDType, checkpoint_dtype: str, device_type: str, *, 
 
 
 def resolve_device(name: str) -> torch.device:
+    """What a name means here; of several that share a model, the first."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    name = names_of(name)[0]
     device = torch.device(name)
     if device.type == "cuda":
         if not torch.cuda.is_available():
@@ -176,6 +181,28 @@ def resolve_device(name: str) -> torch.device:
         if device.index is not None and device.index >= torch.cuda.device_count():
             raise InvalidInputError(f"device {name!r}: there are {torch.cuda.device_count()} GPUs")
     return device
+
+
+def rank_devices(config: ModelConfig) -> list[torch.device]:
+    """Of every rank that shares this model; what the machine has not got is refused."""
+    names, size = names_of(config.device), config.num_ranks
+    if len(names) > 1:
+        return [resolve_device(name) for name in names]
+    device = resolve_device(config.device)
+    index: int | None = device.index
+    if size == 1 or device.type == "cpu":
+        return [device] * size
+    if index is not None:
+        raise InvalidInputError(
+            f"device must be 'cuda', or name all {size} GPUs that share the model, got {config.device!r} with "
+            f"tensor_parallel_size {size}"
+        )
+    there = torch.cuda.device_count()
+    if size > there:
+        raise InvalidInputError(
+            f"tensor_parallel_size must be at most the number of GPUs ({there}), got {size}: each rank has its own"
+        )
+    return [torch.device("cuda", index) for index in range(size)]
 
 
 def get_model_and_tokenizer(

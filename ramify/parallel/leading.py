@@ -40,6 +40,7 @@ class LeadingLayers:
     def __init__(self, layers: Layers, team: Team, model: int) -> None:
         self._layers, self.team, self._model = layers, team, model
         self._pool = LeadingPool(layers.pool, team, model)
+        self._last: Tensor | None = None  # what was computed last
 
     @property
     def pool(self) -> LeadingPool:
@@ -61,14 +62,26 @@ class LeadingLayers:
         self.team.together(Prepare.of(self._model, reads), lambda: self._layers.prepare(reads))
 
     def forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
-        chosen = None if rows is None else rows.tolist()
-        order = Forward(self._model, [column.tolist() for column in batch], chosen)
-        return self.team.together(order, lambda: self._layers.forward(batch, rows))
+        """What is only on this rank's device, as tokens that the host has not seen, goes from device to device."""
+        order = Forward(self._model, len(batch.token_ids), None if rows is None else len(rows))
+        self._last = self.team.together(order, lambda: self._forward(batch, rows))
+        return self._last
+
+    def _forward(self, batch: Batch, rows: Tensor | None) -> Tensor:
+        share = self.team.ranks.share
+        own = Batch(*share(torch.stack(batch)))
+        return self._layers.forward(own, None if rows is None else share(rows.contiguous()))
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Hidden states are the same on every rank, but which rows are asked for only this one knows: it sends them."""
-        order = Logits(self._model, hidden.shape[0])
-        return self.team.together(order, lambda: self._layers.logits(self.team.ranks.share(hidden.contiguous()), out))
+        """Hidden states are the same on every rank, but which rows are asked for only this one knows."""
+        last = self._last
+        are_last = last is not None and hidden.data_ptr() == last.data_ptr() and len(hidden) <= len(last)
+        order = Logits(self._model, len(hidden), are_last)
+
+        def compute() -> Tensor:
+            return self._layers.logits(hidden if are_last else self.team.ranks.share(hidden.contiguous()), out)
+
+        return self.team.together(order, compute)
 
 
 def replaced_everywhere(

@@ -3,10 +3,11 @@
     Load        the models, and this rank's place among those that share them; answered when it is read, and when
                 they are loaded
     Serve       how large the caches are: layers are made, and answered for
+    Measure     what its GPU has and what of it was taken since then; answered with the numbers
     Move        blocks of a model's cache move
     Prepare     who reads what in a step
-    Forward     the rows of a step
-    Logits      after rows that the leading rank sends
+    Forward     the rows of a step, whose numbers the leading rank sends
+    Logits      after what was computed last, or after rows that the leading rank sends
     Replace     a parameter by another, which the leading rank sends whole
 
 An order says what the leading rank does itself at that moment, so that what ranks compute together is in step.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from ramify.device.reads import Reads
 from ramify.engine.plan import BlockCopy, SharedPrefix, Work
 from ramify.errors import ProtocolError
 
+Backend = Literal["gloo", "nccl"]
 MOVES = ("swaps_out", "copies", "swaps_in", "late_copies")
 COLUMNS = ("first_rows", "num_rows", "begins", "ends")
 
@@ -34,6 +36,7 @@ class Load:
     rank: int
     size: int
     meeting_point: str
+    backend: Backend
     uses_panels: bool
 
 
@@ -41,6 +44,13 @@ class Load:
 class Serve:
     num_blocks: int
     num_host_blocks: int
+    max_rows: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +108,15 @@ class Prepare:
 @dataclass(frozen=True, slots=True)
 class Forward:
     model: int
-    numbers: list[list[int]]  # token ids, positions and slots
-    rows: list[int] | None
+    num_rows: int
+    num_wanted: int | None  # rows whose hidden states are asked for; None: all
 
 
 @dataclass(frozen=True, slots=True)
 class Logits:
     model: int
     num_rows: int
+    are_last: bool  # the first rows of what was computed last, which every rank has
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +127,8 @@ class Replace:
     dtype: str  # as torch names it
 
 
-Order = Load | Serve | Move | Prepare | Forward | Logits | Replace
-_KINDS = {kind.__name__: kind for kind in (Load, Serve, Move, Prepare, Forward, Logits, Replace)}
+Order = Load | Serve | Measure | Move | Prepare | Forward | Logits | Replace
+_KINDS = {kind.__name__: kind for kind in (Load, Serve, Measure, Move, Prepare, Forward, Logits, Replace)}
 
 
 def line_of(order: Order) -> bytes:

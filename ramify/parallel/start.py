@@ -10,8 +10,9 @@ import torch
 
 from ramify.config import EngineConfig
 from ramify.errors import UnsupportedError
-from ramify.models.loader import ModelLoader, resolve_device
+from ramify.models.loader import ModelLoader, rank_devices
 from ramify.models.shards import Shard
+from ramify.parallel.orders import Backend
 from ramify.parallel.team import Team
 
 
@@ -20,14 +21,9 @@ def start_team(loaders: Sequence[ModelLoader], config: EngineConfig, *, uses_pan
 
     Who computes must be the same on all of them: the CPU's kernels, with weights in panels, or torch's operators.
     """
-    size = config.model_config.tensor_parallel_size
+    size = config.model_config.num_ranks
     if size == 1:
         return None
-    device = resolve_device(config.model_config.device)
-    if device.type != "cpu":
-        raise UnsupportedError(
-            f"tensor_parallel_size must be 1 on a GPU, got {size}: ranks share a model on CPUs only, with device='cpu'"
-        )
     if config.model_config.batch_invariant:
         raise UnsupportedError(
             f"tensor_parallel_size must be 1 with batch_invariant, got {size}: ranks add up their parts in an order "
@@ -35,14 +31,27 @@ def start_team(loaders: Sequence[ModelLoader], config: EngineConfig, *, uses_pan
         )
     if config.model_config.int8_activations:
         raise UnsupportedError(f"tensor_parallel_size must be 1 with int8_activations, got {size}")
-    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
-        raise UnsupportedError(f"tensor_parallel_size {size} needs a torch with gloo, and this one was built without")
     for loader in loaders:
         Shard(loader.architecture, 0, size)
-    return Team([_options(loader, config) for loader in loaders], size, uses_panels=uses_panels)
+    devices = rank_devices(config.model_config)
+    return Team([_options(loader, config) for loader in loaders], devices, _backend(devices), uses_panels=uses_panels)
+
+
+def _backend(devices: Sequence[torch.device]) -> Backend:
+    """NCCL between GPUs, of which it wants a different one for each rank."""
+    known, size = torch.distributed.is_available(), len(devices)
+    if not (known and torch.distributed.is_gloo_available()):
+        raise UnsupportedError(f"tensor_parallel_size {size} needs a torch with gloo, and this one was built without")
+    if devices[0].type == "cpu" or len(set(devices)) < size:
+        return "gloo"
+    if not torch.distributed.is_nccl_available():
+        raise UnsupportedError(
+            f"tensor_parallel_size {size} on GPUs needs a torch with NCCL, and this one was built without"
+        )
+    return "nccl"
 
 
 def _options(loader: ModelLoader, config: EngineConfig) -> dict[str, Any]:
-    """Of the engine, flat; the files as this process found them."""
+    """Of the engine, flat; the files as this process found them. Each rank is told its own device."""
     options = {**asdict(config.model_config), **asdict(config.cache_config), **asdict(config.scheduler_config)}
-    return {**options, "model": str(loader.path.absolute()), "tokenizer": None, "device": "cpu"}
+    return {**options, "model": str(loader.path.absolute()), "tokenizer": None}

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -23,9 +24,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from ramify.device.sizing import GpuMemory
 from ramify.errors import EngineLostError, ModelError, RamifyError
-from ramify.parallel.group import RankGroup
-from ramify.parallel.orders import Load, Order, Serve, line_of
+from ramify.parallel.group import ranks_on
+from ramify.parallel.orders import Backend, Load, Measure, Order, Serve, line_of
 
 _PROGRAM = Path(__file__).with_name("child.py")
 _SECONDS_TO_END = 10.0
@@ -35,7 +37,16 @@ Result = TypeVar("Result")
 class Team:
     """Starts the other ranks at once; they load their parts while this one loads its own."""
 
-    def __init__(self, models: Sequence[dict[str, Any]], size: int, *, uses_panels: bool) -> None:
+    def __init__(
+        self,
+        models: Sequence[dict[str, Any]],
+        devices: Sequence[torch.device],
+        backend: Backend,
+        *,
+        uses_panels: bool,
+    ) -> None:
+        """Models as options of EngineConfig.from_options; the first device is the leading rank's."""
+        self.backend, self._device, size = backend, devices[0], len(devices)
         if not sys.executable:
             raise RamifyError("tensor_parallel_size needs Python's own program to start ranks with, and there is none")
         folder = tempfile.TemporaryDirectory(prefix="ramify-ranks-")
@@ -45,12 +56,17 @@ class Team:
         self._end = weakref.finalize(self, _end, self._followers, self._thread, folder)
         self._lost: str | None = None
         for follower in self._followers:
-            follower.tell(Load(list(models), follower.rank, size, str(meeting_point), uses_panels))
+            own = [options | {"device": str(devices[follower.rank])} for options in models]
+            follower.tell(Load(own, follower.rank, size, str(meeting_point), backend, uses_panels))
         self._wait_for_answers()
         try:
-            self.ranks = RankGroup(meeting_point, 0, size)
+            self.ranks = ranks_on(backend, meeting_point, 0, size)
         except RuntimeError as error:
             raise self._refusal(error) from None
+        if backend == "nccl":  # a GPU would wait for ever for one that is gone
+            for follower in self._followers:
+                watch = (weakref.ref(self), follower)
+                threading.Thread(target=_watch, args=watch, name="ramify-rank-watch", daemon=True).start()
 
     @property
     def pids(self) -> list[int]:
@@ -65,10 +81,25 @@ class Team:
             follower.tell(order)
         self._wait_for_answers()
 
-    def together(self, order: Order | None, act: Callable[[], Result]) -> Result:
-        """Tells the others what this rank does now, and does it."""
+    def memory(self) -> list[tuple[torch.device, GpuMemory]]:
+        """What each of the others found of its GPU since it was told to serve, beside the leading rank's device."""
+        for follower in self._followers:
+            follower.tell(Measure())
+        return [(self._device, GpuMemory(*answer["memory"])) for answer in self._wait_for_answers()]
+
+    def check(self) -> None:
+        """Raises if a rank is gone: what was computed since then means nothing."""
         if self._lost is not None:
             raise EngineLostError(self._lost)
+
+    def lose(self) -> None:
+        """A rank is gone while others may wait for it, on their GPUs."""
+        if self._lost is None:
+            self._loss(None)
+
+    def together(self, order: Order | None, act: Callable[[], Result]) -> Result:
+        """Tells the others what this rank does now, and does it."""
+        self.check()
 
         def do() -> Result:
             if order is not None:
@@ -94,9 +125,10 @@ class Team:
         self._lost = self._lost or "the ranks that share this engine's model were ended"
         self._end()
 
-    def _loss(self, error: BaseException) -> EngineLostError:
+    def _loss(self, error: BaseException | None) -> EngineLostError:
         """What is said now and from now on."""
         why = self._reasons() or f"rank 0 of {len(self._followers) + 1}: {type(error).__name__}: {error}"
+        self.ranks.abort()
         self._lost = f"the ranks that share this engine's model are no longer together: {why}; make a new engine"
         self._end()
         return EngineLostError(self._lost)
@@ -106,11 +138,11 @@ class Team:
         reasons = [reason for follower in self._followers if (reason := follower.reason())]
         return "; ".join([reason for reason in reasons if "was ended by" in reason] or reasons)
 
-    def _wait_for_answers(self) -> None:
-        for follower in self._followers:
-            answer = follower.answer()
-            if answer.get("ready") is not True:
-                raise self._refusal(None)
+    def _wait_for_answers(self) -> list[dict[str, Any]]:
+        answers = [follower.answer() for follower in self._followers]
+        if not all(answer.get("ready") is True for answer in answers):
+            raise self._refusal(None)
+        return answers
 
     def _refusal(self, error: Exception | None) -> ModelError:
         why = self._reasons() or str(error)
@@ -141,6 +173,10 @@ class RankProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def wait(self) -> None:
+        """Until its process has ended."""
+        self._process.wait()
 
     def tell(self, order: Order) -> None:
         self.send(line_of(order))
@@ -190,6 +226,14 @@ def _end(
         follower.stop()
     thread.shutdown(wait=False, cancel_futures=True)
     folder.cleanup()
+
+
+def _watch(team: weakref.ref[Team], follower: RankProcess) -> None:
+    """Until this rank has ended, or its team."""
+    follower.wait()
+    alive = team()
+    if alive is not None:
+        alive.lose()
 
 
 def _signal_name(number: int) -> str:

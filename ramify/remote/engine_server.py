@@ -203,6 +203,7 @@ def _engine(model: OneModel | TwoModels, say: Callable[[str], None]) -> Engine[A
         MixtureConfig(**model.mixture),
         system_prompts=model.system_prompts,
         enable_chat_template=model.enable_chat_template,
+        are_apart=model.are_apart,
         say=say,
         is_replica=True,
     )

@@ -60,6 +60,7 @@ class TwoModels(Message):
     mixture: dict[str, Any]
     system_prompts: tuple[str | None, str | None]
     enable_chat_template: bool = False
+    are_apart: bool = False  # each on its own device, or on several
 
 
 class Build(Message):

@@ -34,12 +34,16 @@ def shares_of(config: ModelConfig) -> list[Share]:
             f"device must be 'auto', 'cuda' or 'cpu' with data_parallel_size {count}, got {config.device!r}: replicas "
             "take the GPUs from the first on (CUDA_VISIBLE_DEVICES chooses which there are)"
         )
-    there = torch.cuda.device_count()
-    if count > there:
+    there, ranks = torch.cuda.device_count(), config.num_ranks
+    if count * ranks > there:
+        own = "its own" if ranks == 1 else f"{ranks} of its own (tensor_parallel_size)"
         raise InvalidInputError(
-            f"data_parallel_size must be at most the number of GPUs ({there}), got {count}: each replica has its own"
+            f"data_parallel_size must be at most the number of GPUs ({there}), got {count}: each replica has {own}"
         )
-    return [Share(f"cuda:{index}") for index in range(count)]
+    return [
+        Share(",".join(f"cuda:{index}" for index in range(first, first + ranks)))
+        for first in range(0, count * ranks, ranks)
+    ]
 
 
 def core_shares(count: int, threads: int, allowed: Collection[int]) -> list[CoreShare]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ramify import validation as check
 from ramify.config import setting
+from ramify.device_names import check_devices
 from ramify.errors import InvalidInputError
 from ramify.sampling_params import MAX_SAMPLES
 from ramify.text.tools.formats import FORMATS
@@ -94,8 +95,13 @@ class PairConfig:
     theta: str | None = setting(None, "the student in that mixture; needs the same tokenizer")
     teacher_system_prompt: str | None = setting(None, "what opens the teacher's prompts, and only those")
     theta_system_prompt: str | None = setting(None, "what opens the student's prompts")
+    devices: Sequence[str] | None = setting(
+        None, "a device for each, twice: the teacher's, then the student's; cuda:0,cuda:1 share a model"
+    )
 
     def __post_init__(self) -> None:
+        if self.devices is not None:
+            check_devices(self.devices)
         for name in ("teacher", "theta", "teacher_system_prompt", "theta_system_prompt"):
             if getattr(self, name) is not None:
                 check.text(name, getattr(self, name))
@@ -103,3 +109,5 @@ class PairConfig:
             raise InvalidInputError("teacher and theta must be given together: a mixture has two models")
         if self.teacher is None and (self.teacher_system_prompt or self.theta_system_prompt) is not None:
             raise InvalidInputError("system prompts go with teacher and theta")
+        if self.teacher is None and self.devices is not None:
+            raise InvalidInputError("devices are for two models: they go with teacher and theta (device is for one)")

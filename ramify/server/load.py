@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ramify.async_llm import AsyncLLM
-from ramify.config import EngineConfig, MixtureConfig
+from ramify.config import EngineConfig, MixtureConfig, configs_of_pair
 from ramify.drive.async_engine import AsyncEngine
 from ramify.drive.build import build_pair
 from ramify.drive.prepare import has_own_process
@@ -40,7 +40,7 @@ class ModelToServe:
 
     @property
     def config(self) -> EngineConfig:
-        """Of two models, the teacher's: they differ in their files alone."""
+        """Of two models, the teacher's: they differ in their files, and where each has its own, in their devices."""
         return EngineConfig.from_options(
             **(self.build.options if isinstance(self.build, OneModel) else self.build.teacher)
         )
@@ -57,11 +57,10 @@ def pair_to_serve(
     """Two models as one, by default under both names."""
     assert pair.teacher is not None, "asked for only with two models"
     assert pair.theta is not None
-    teacher, theta = (
-        options_of(EngineConfig.from_options(model=each, **options)) for each in (pair.teacher, pair.theta)
-    )
+    teacher, theta = map(options_of, configs_of_pair(pair.teacher, pair.theta, pair.devices, options))
     names = public_name(pair.teacher), public_name(pair.theta)
-    build = TwoModels(teacher, theta, asdict(mixture), (pair.teacher_system_prompt, pair.theta_system_prompt))
+    system_prompts = (pair.teacher_system_prompt, pair.theta_system_prompt)
+    build = TwoModels(teacher, theta, asdict(mixture), system_prompts, are_apart=pair.devices is not None)
     return ModelToServe(name or "+".join(names), build, names)
 
 
@@ -125,6 +124,7 @@ def _load_here(model: ModelToServe, say: Say) -> ServedModel:
         EngineConfig.from_options(**model.build.theta),
         MixtureConfig(**model.build.mixture),
         system_prompts=model.build.system_prompts,
+        are_apart=model.build.are_apart,
         say=say,
     )
     return ServedModel(model.name, AsyncEngine(engine.core), engine.intake, engine.max_model_len, mixed=model.mixed)

@@ -19,7 +19,7 @@ from torch import Tensor
 from ramify import MixtureConfig, Request, RequestOutput, SamplingParams
 from ramify.device.graphs import padded
 from ramify.device.last_draws import LastDraws
-from ramify.device.step import DeviceStep
+from ramify.device.step import Capture, DeviceStep
 from ramify.engine.demands import Demands, SamplerChoice
 from ramify.engine.drafting.drafter import Drafter
 from ramify.engine.plan import Onward, Work
@@ -217,12 +217,15 @@ def test_rules_sets_codes_and_reported_beams_need_no_torch() -> None:
     assert drawn_by_torch(asked) == set()
 
 
-@pytest.mark.parametrize("models", [1, 2])
-def test_two_tracks_by_kernels(models: int) -> None:
-    """A teacher and a student, as two models and as one: rows of their own, one row of draws."""
+@pytest.mark.parametrize(
+    ("models", "elsewhere"), [(1, {}), (2, {}), (2, {1: "layers"}), (2, {0: "layers"}), (2, {1: "nobody"})]
+)
+def test_two_tracks_by_kernels(models: int, elsewhere: dict[int, Capture]) -> None:
+    """A teacher and a student, as two models and as one, and one of them on a device of its own, another GPU (which
+    captures by itself) or a CPU: rows of their own, one row of draws."""
     mixer = Mixer(MixtureConfig())
     kernels = KernelSampler(padded(16), VOCAB, CPU, "raw", mixer)
-    engine = fake_engine(num_models=models, mixer=mixer, kernels=kernels, runs_ahead=True)
+    engine = fake_engine(num_models=models, mixer=mixer, kernels=kernels, runs_ahead=True, elsewhere=elsewhere)
     asked = [
         Asked([1, 2, 3, 4, 5], [9], SamplingParams(seed=1, n=2, max_tokens=3)),
         Asked([7], [1, 2, 3, 4, 5, 6], SamplingParams(seed=2, max_tokens=5, ignore_eos=True)),

@@ -104,7 +104,7 @@ def test_columns_that_cut_through_blocks_become_numbers(default_gguf: Path) -> N
 
 
 def test_orders_are_lines_and_nothing_else_is_one() -> None:
-    assert order_of(line_of(Logits(1, 7))) == Logits(1, 7)
+    assert order_of(line_of(Logits(1, 7, are_last=True))) == Logits(1, 7, are_last=True)
     for line in (b"", b"[]", b'["Logits", {}]', b'["system", {"x": 1}]', b"not json", b"[[], {}]"):
         with pytest.raises(ProtocolError):
             order_of(line)

@@ -56,7 +56,7 @@ def test_what_is_left_becomes_blocks(decoder: Decoder) -> None:
     def count(share: float, max_num_seqs: int = 256) -> int:
         cache = CacheConfig(gpu_memory_utilization=share)
         sizes: dict[str, Any] = {"num_tracks": 1, "max_num_seqs": max_num_seqs, "max_model_len": 160}
-        return num_blocks(cache, [decoder], **sizes, measure_gpu=lambda: memory)
+        return num_blocks(cache, [decoder], **sizes, measure_gpus=lambda: {torch.device("cpu"): memory})
 
     assert count(0.9) == 500
     assert count(0.5) == 100
@@ -66,12 +66,12 @@ def test_what_is_left_becomes_blocks(decoder: Decoder) -> None:
 
 
 def test_who_names_a_number_is_not_measured(decoder: Decoder) -> None:
-    def refuse() -> GpuMemory:
+    def refuse() -> dict[torch.device, GpuMemory]:
         raise AssertionError("measured")
 
     cache = CacheConfig(num_kv_blocks=7)
     sizes: dict[str, Any] = {"num_tracks": 1, "max_num_seqs": 1, "max_model_len": 16}
-    assert num_blocks(cache, [decoder], **sizes, measure_gpu=refuse) == 7
+    assert num_blocks(cache, [decoder], **sizes, measure_gpus=refuse) == 7
 
 
 @pytest.mark.parametrize(("num_models", "num_tracks"), [(1, 1), (1, 2), (2, 2)])
