@@ -119,9 +119,14 @@ def test_a_student_drafts_on_its_own_device(
     devices: Any,
     rank_threads: list[RankThread],  # noqa: F811
 ) -> None:
-    drafted = sampler(folders, devices=devices, speculation="student")
+    mixed: dict[str, Any] = {"alpha_method": "fixed", "alpha": 0.1, "max_num_batched_tokens": 256}
+    drafted = sampler(folders, devices=devices, speculation="student", **mixed)
     cheap(drafted.core)
-    check_equal(outputs_of(drafted)[:2], outputs_of(sampler(folders, device="cpu"))[:2], within=2e-5)
+    found, expected = (
+        [made.generate(TEACHER[:2], THETA[:2], max_tokens=20, seed=3, use_tqdm=False)]
+        for made in (drafted, sampler(folders, device="cpu", **mixed))
+    )
+    check_equal(found, expected, within=1e-4)
     assert drafted.stats()["engine"]["drafted_tokens"] > 0
     assert len(rank_threads) == len(devices[0]) // 4
 
