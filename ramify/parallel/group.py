@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ramify.parallel.orders import Backend
-
+Backend = Literal["gloo", "nccl"]
 LOOPBACK = "127.0.0.1"
 # A rank that is gone is noticed at once, by its closed connections or by its process; this is for one that is stuck.
 TIMEOUT = timedelta(minutes=10)

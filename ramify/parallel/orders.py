@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from ramify.device.reads import Reads
 from ramify.engine.plan import BlockCopy, SharedPrefix, Work
 from ramify.errors import ProtocolError
+from ramify.parallel.group import Backend
 
-Backend = Literal["gloo", "nccl"]
 MOVES = ("swaps_out", "copies", "swaps_in", "late_copies")
 COLUMNS = ("first_rows", "num_rows", "begins", "ends")
 

@@ -12,7 +12,7 @@ from ramify.config import EngineConfig
 from ramify.errors import UnsupportedError
 from ramify.models.loader import ModelLoader, rank_devices
 from ramify.models.shards import Shard
-from ramify.parallel.orders import Backend
+from ramify.parallel.group import Backend
 from ramify.parallel.team import Team
 
 

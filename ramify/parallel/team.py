@@ -26,8 +26,8 @@ import torch
 
 from ramify.device.sizing import GpuMemory
 from ramify.errors import EngineLostError, ModelError, RamifyError
-from ramify.parallel.group import ranks_on
-from ramify.parallel.orders import Backend, Load, Measure, Order, Serve, line_of
+from ramify.parallel.group import Backend, ranks_on
+from ramify.parallel.orders import Load, Measure, Order, Serve, line_of
 
 _PROGRAM = Path(__file__).with_name("child.py")
 _SECONDS_TO_END = 10.0
