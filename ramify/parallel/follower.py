@@ -20,6 +20,7 @@ from ramify.device.guard import on
 from ramify.device.layers import Batch, Layers
 from ramify.device.pool import KVPool
 from ramify.device.rehearsal import forget_peak, memory_of
+from ramify.engine.sharing import Table
 from ramify.errors import ProtocolError
 from ramify.models.loader import ModelLoader, resolve_device
 from ramify.models.weights import FLOATS, replace_one
@@ -65,7 +66,9 @@ class Follower:
         self._weights = 0  # bytes on a GPU
         self._pools: Sequence[KVPool] = []
         self._layers: Sequence[Layers] = []
-        self._last: list[Tensor | None] = []  # of each model, what was computed last
+        # Of each model, what was computed last, and the block tables of its last step.
+        self._last: list[Tensor | None] = []
+        self._tables: list[Sequence[Table]] = []
 
     def do(self, order: Order) -> dict[str, Any] | None:
         """Returns what the leading rank waits for, if it does."""
@@ -80,7 +83,9 @@ class Follower:
         if isinstance(order, Move):
             self._pools[order.model].move(order.work())
         elif isinstance(order, Prepare):
-            self._layers[order.model].prepare(order.reads())
+            reads = order.reads(self._tables[order.model])
+            self._tables[order.model] = reads.tables
+            self._layers[order.model].prepare(reads)
         elif isinstance(order, Forward):
             batch = Batch(*self._received(len(Batch._fields), order.num_rows))
             rows = None if order.num_wanted is None else self._received(order.num_wanted)
@@ -117,7 +122,7 @@ class Follower:
             for each in self._decoders
         ]
         pairs = zip(self._decoders, self._pools, strict=True)
-        self._last = [None] * len(self._decoders)
+        self._last, self._tables = [None] * len(self._decoders), [()] * len(self._decoders)
         if self.device.type == "cpu":
             self._layers = [cpu_layers(*pair) for pair in pairs]
             return

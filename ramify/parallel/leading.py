@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from ramify.device.layers import Batch, Layers, Pool
 from ramify.device.reads import Reads, SharingRule
 from ramify.engine.plan import Work
+from ramify.engine.sharing import Table
 from ramify.errors import WeightsError
 from ramify.models.decoder import Decoder, parameters
 from ramify.models.shards import Shard
@@ -41,6 +42,7 @@ class LeadingLayers:
         self._layers, self.team, self._model = layers, team, model
         self._pool = LeadingPool(layers.pool, team, model)
         self._last: Tensor | None = None  # what was computed last
+        self._tables: Sequence[Table] = ()  # of the last step
 
     @property
     def pool(self) -> LeadingPool:
@@ -59,7 +61,8 @@ class LeadingLayers:
         return self._layers.sharing
 
     def prepare(self, reads: Reads) -> None:
-        self.team.together(Prepare.of(self._model, reads), lambda: self._layers.prepare(reads))
+        order, self._tables = Prepare.of(self._model, reads, self._tables), reads.tables
+        self.team.together(order, lambda: self._layers.prepare(reads))
 
     def forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """What is only on this rank's device, as tokens that the host has not seen, goes from device to device."""

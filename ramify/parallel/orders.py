@@ -16,13 +16,16 @@ An order says what the leading rank does itself at that moment, so that what ran
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from ramify.device.reads import Reads
 from ramify.engine.plan import BlockCopy, SharedPrefix, Work
+from ramify.engine.sharing import Table
 from ramify.errors import ProtocolError
 from ramify.parallel.group import Backend
 
@@ -75,29 +78,31 @@ class Move:
 class Prepare:
     model: int
     columns: list[list[int]]
-    tables: list[list[int]]
+    tables: list[list[int] | None]  # None: the one that stood there in the step before
     shared: list[tuple[int, list[int]]]
     block_size: int
     size: int
     num_singles: int
 
     @classmethod
-    def of(cls, model: int, reads: Reads) -> Prepare:
+    def of(cls, model: int, reads: Reads, known: Sequence[Table] = ()) -> Prepare:
+        """known: the tables of the step before. A table is a new one when it has changed, so most are still there."""
+        places = zip_longest(reads.tables, known[: len(reads.tables)])
         return cls(
             model,
             [getattr(reads, name).tolist() for name in COLUMNS],
-            [list(table) for table in reads.tables],
+            [None if table is before else list(table) for table, before in places],
             [(prefix.num_blocks, list(prefix.sharers)) for prefix in reads.shared],
             reads.block_size,
             reads.size,
             reads.num_singles,
         )
 
-    def reads(self) -> Reads:
+    def reads(self, known: Sequence[Table] = ()) -> Reads:
         columns = {name: np.array(column, np.int64) for name, column in zip(COLUMNS, self.columns, strict=True)}
         return Reads(
             **columns,
-            tables=[tuple(table) for table in self.tables],
+            tables=[known[place] if table is None else tuple(table) for place, table in enumerate(self.tables)],
             shared=[SharedPrefix(num_blocks, tuple(sharers)) for num_blocks, sharers in self.shared],
             block_size=self.block_size,
             size=self.size,

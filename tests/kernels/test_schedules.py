@@ -54,11 +54,15 @@ class TorchKernels(KernelSampler):
 
 
 def run(
-    world: Setting, data: st.DataObject, kernels: KernelSampler | None = None, drafter: Drafter | None = None
+    world: Setting,
+    data: st.DataObject,
+    kernels: KernelSampler | None = None,
+    drafter: Drafter | None = None,
+    elsewhere: dict[int, Capture] | None = None,
 ) -> None:
     if kernels is None:
         kernels = KernelSampler(padded(world.max_num_seqs), VOCAB, CPU, "raw")
-    engine = engine_for(world, kernels=kernels, drafter=drafter)
+    engine = engine_for(world, kernels=kernels, drafter=drafter, elsewhere=elsewhere)
     pending = list(enumerate(world.requests))
     finished: dict[str, RequestOutput] = {}
     while pending or engine.has_unfinished():
@@ -97,6 +101,16 @@ def test_rows_that_go_on_are_found_in_every_schedule(world: Setting, data: st.Da
     ]
     world = replace(world, runs_ahead=True, requests=asked)
     run(world, data, TorchKernels(padded(world.max_num_seqs), VOCAB, CPU, "raw"))
+
+
+@given(world=worlds(), who=st.sampled_from(["layers", "nobody"]), data=st.data())
+@settings(max_examples=10, deadline=None)
+def test_layers_elsewhere_are_found_in_every_schedule(world: Setting, who: Capture, data: st.DataObject) -> None:
+    """On another GPU, which captures by itself, or on a CPU: plain draws, many schedules."""
+    asked = [(prompt, _plain(params), priority) for prompt, params, priority in world.requests]
+    world = replace(world, runs_ahead=True, requests=asked)
+    kernels = TorchKernels(padded(world.max_num_seqs), VOCAB, CPU, "raw")
+    run(world, data, kernels, elsewhere={0: who})
 
 
 @given(world=worlds(), acceptance=st.sampled_from([0.3, 0.9, 1.0]), data=st.data())
@@ -218,7 +232,12 @@ def test_rules_sets_codes_and_reported_beams_need_no_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("models", "elsewhere"), [(1, {}), (2, {}), (2, {1: "layers"}), (2, {0: "layers"}), (2, {1: "nobody"})]
+    ("models", "elsewhere"),
+    [
+        (1, {}),
+        (2, {}),
+        *(pytest.param(2, places, marks=pytest.mark.long) for places in ({0: "layers"}, {1: "layers"}, {1: "nobody"})),
+    ],
 )
 def test_two_tracks_by_kernels(models: int, elsewhere: dict[int, Capture]) -> None:
     """A teacher and a student, as two models and as one, and one of them on a device of its own, another GPU (which

@@ -14,6 +14,7 @@ from ramify import LLM, InvalidInputError, OptimalSampling, SamplingParams
 from ramify.config import CacheConfig, MixtureConfig, ModelConfig, configs_of_pair
 from ramify.device.pool import KVPool, bytes_per_block
 from ramify.device.sizing import GpuMemory, num_blocks
+from ramify.device.step import Capture
 from ramify.errors import ModelError
 from ramify.models import loader
 from ramify.models.decoder import Decoder
@@ -48,7 +49,8 @@ def test_beams_best_of_and_reports_cross_too() -> None:
         SamplingParams(n=3, strategy="diverse", diversity_penalty=2.0, max_tokens=4, seed=1),
     ]
     found = []
-    for places in ({}, {1: "nobody"}):
+    elsewhere: list[dict[int, Capture]] = [{}, {1: "nobody"}]
+    for places in elsewhere:
         engine = fake_engine(num_models=2, mixer=Mixer(MixtureConfig()), elsewhere=places)
         for number, each in enumerate(params):
             engine.add_request(Asked([1, 2, 3, 4, 5], [9, 2], each).request(str(number)))
