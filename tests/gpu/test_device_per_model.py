@@ -79,7 +79,7 @@ def test_a_student_elsewhere_on_a_gpu_is_captured_there(folders: tuple[Path, Pat
 
 
 def _graphs_of(layers: Any) -> list[Any]:
-    own = layers._layers if isinstance(layers, CrossedLayers) else layers
+    own: Any = layers._layers if isinstance(layers, CrossedLayers) else layers
     return list(own.graphs.captured)
 
 

@@ -80,7 +80,16 @@ def test_the_order_would_notice_an_import_from_below() -> None:
 
 
 def test_the_top_holds_values_and_doors_alone() -> None:
-    values = {"version", "errors", "validation", "config", "structured_outputs", "sampling_params", "outputs"}
+    values = {
+        "version",
+        "errors",
+        "validation",
+        "device_names",
+        "config",
+        "structured_outputs",
+        "sampling_params",
+        "outputs",
+    }
     doors = {"llm", "async_llm", "optimal"}
     assert {path.stem for path in (ROOT / "ramify").glob("*.py")} == {"__init__", *values, *doors}
 
