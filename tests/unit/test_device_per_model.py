@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +19,10 @@ from ramify.device.step import Capture
 from ramify.errors import ModelError
 from ramify.models import loader
 from ramify.models.decoder import Decoder
+from ramify.remote.messages import Build, TwoModels, encode
 from ramify.sampling.mixing import Mixer
+from ramify.server.config import PairConfig
+from ramify.server.load import pair_to_serve
 from tests.architectures import SMALL
 from tests.fake import FakeDevice, fake_engine
 from tests.unit.test_two_models import Asked, World, run_both, worlds
@@ -140,6 +144,21 @@ def test_a_device_that_does_not_exist_is_refused(devices: Any) -> None:
         OptimalSampling("no/such-teacher", "no/such-student", devices=devices)
     with pytest.raises(InvalidInputError, match=r"device 'cuda:7'"):
         LLM("no/such-model", device="cuda:7")
+
+
+def test_a_server_is_told_of_devices_as_of_all_else() -> None:
+    """Plain data, which its engine's process reads as it was written."""
+    pair = PairConfig(teacher="a", theta="b", devices=["cuda:0,cuda:1", "cpu"])
+    build = pair_to_serve(pair, MixtureConfig(), {"block_size": 8}, None).build
+    [read] = msgspec.msgpack.decode(encode(Build([build])), type=Build).models
+    assert isinstance(read, TwoModels)
+    assert read.are_apart
+    assert [options["device"] for options in (read.teacher, read.theta)] == ["cuda:0,cuda:1", "cpu"]
+    together = pair_to_serve(PairConfig(teacher="a", theta="b"), MixtureConfig(), {}, None).build
+    assert isinstance(together, TwoModels)
+    assert not together.are_apart
+    with pytest.raises(InvalidInputError, match="devices are for two models"):
+        PairConfig(devices=["cpu", "cpu"])
 
 
 # -- memory ---------------------------------------------------------------------------------------------------------
