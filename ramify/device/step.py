@@ -69,14 +69,14 @@ class DeviceStep:
         num_tracks = 1 if mixer is None else 2
         max_rows = most_rows(max_num_seqs, num_tracks, len(layers))
         self._max_num_seqs, self._rows_each = max_num_seqs, num_tracks // len(layers)
-        # Invariant attention of prompts writes its lists anew in every step.
-        self.captures_prompts = kernels is not None and not batch_invariant
-        if kernels is None:
-            captures = ["nobody"] * len(layers)
+        if kernels is None or captures is None:
+            captures = ["nobody" if kernels is None else "step"] * len(layers)
+        # Invariant attention of prompts writes its lists anew in every step; layers capture decodes alone.
+        self.captures_prompts = not batch_invariant and all(who == "step" for who in captures)
         graphs = {"step": self.graphs, "layers": Graphs(self.device, use_graphs=False), "nobody": None}
         self.lanes = [
-            Lane(each, max_rows, graphs[who], captures_prompts=self.captures_prompts and who == "step")
-            for each, who in zip(layers, captures or ["step"] * len(layers), strict=True)
+            Lane(each, max_rows, graphs[who], captures_prompts=self.captures_prompts)
+            for each, who in zip(layers, captures, strict=True)
         ]
         self.looks_back = kernels is not None
         self._draws = Draws(

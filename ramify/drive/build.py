@@ -170,13 +170,13 @@ def _assemble(
     cache, limits = config.cache_config, config.scheduler_config
     decoders = [model.decoder for model in models]
     device = models[drawing_model(models)].device
-    on_gpu = device.type == "cuda"
+    on_gpu, no_cpu = device.type == "cuda", all(model.device.type == "cuda" for model in models)
     largest = Largest(
         num_models=len(decoders),
         num_tracks=1 if mixer is None else 2,
         max_num_seqs=limits.max_num_seqs,
         max_model_len=max_model_len,
-        max_num_batched_tokens=limits.resolve_max_num_batched_tokens(on_gpu=on_gpu),
+        max_num_batched_tokens=limits.resolve_max_num_batched_tokens(on_gpu=no_cpu),
         block_size=cache.block_size,
     )
     make_step = partial(device_step, config, models, max_model_len=max_model_len, mixer=mixer, are_apart=are_apart)

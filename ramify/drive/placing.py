@@ -87,8 +87,11 @@ def load(model: Wanted, packing: PanelPacking | None, team: Team | None = None) 
     held: Packing | None = packing
     if held is None and team is None:
         held = gpu_packing(model.config, model.loader)
+    if team is not None:  # whose thread computes, and knows no current device
+        with on(team.device):
+            return model.loader.load_model(str(team.device), packing=held, ranks=team.ranks)
     with on(resolve_device(model.config.model_config.device)):
-        return model.loader.load_model(packing=held, ranks=None if team is None else team.ranks)
+        return model.loader.load_model(packing=held)
 
 
 def device_step(

@@ -114,7 +114,7 @@ class Follower:
 
     def _serve(self, order: Serve) -> None:
         if self.device.type == "cuda":
-            self._layers, self._last = [], []
+            self._pools, self._layers, self._last = [], [], []
             self._weights = forget_peak(self.device)
         size = self._configs[0].cache_config.block_size
         self._pools = [

@@ -46,7 +46,7 @@ class Team:
         uses_panels: bool,
     ) -> None:
         """Models as options of EngineConfig.from_options; the first device is the leading rank's."""
-        self.backend, self._device, size = backend, devices[0], len(devices)
+        self.backend, self.device, size = backend, devices[0], len(devices)
         if not sys.executable:
             raise RamifyError("tensor_parallel_size needs Python's own program to start ranks with, and there is none")
         folder = tempfile.TemporaryDirectory(prefix="ramify-ranks-")
@@ -85,7 +85,7 @@ class Team:
         """What each of the others found of its GPU since it was told to serve, beside the leading rank's device."""
         for follower in self._followers:
             follower.tell(Measure())
-        return [(self._device, GpuMemory(*answer["memory"])) for answer in self._wait_for_answers()]
+        return [(self.device, GpuMemory(*answer["memory"])) for answer in self._wait_for_answers()]
 
     def check(self) -> None:
         """Raises if a rank is gone: what was computed since then means nothing."""
