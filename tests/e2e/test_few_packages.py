@@ -39,6 +39,7 @@ import ramify
 
 # The command line, the server, engines in other processes and machines, data for distillation, others' programs.
 AROUND = ("cli", "server", "remote", "replicas", "ray", "distill", "integrations")
+AROUND += ("structured.grammar_child",)  # the program of a process, started where grammars are asked for
 AROUND = tuple(f"ramify.{name}" for name in AROUND)
 for module in pkgutil.walk_packages(ramify.__path__, "ramify."):
     if not module.name.startswith(AROUND):
