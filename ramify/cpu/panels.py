@@ -12,11 +12,11 @@ A gated weight is two, gate and up: a tile of each is multiplied, and silu(gate)
 Where weights are integers and scales, rows of x take the form in which they are multiplied fastest:
     FIXED   fixed-point numbers of 24 bits (fixed_tiles.h): sums of integers are exact, so a product is nearer to the
             true one than a sum of float32. Any number of rows where a processor adds four products of bytes at once
-            (VNNI), the first few with AVX2.
+            (VNNI), the first few with AVX2 or AVX-512 alone.
     INT8    with int8 activations, integers of 8 bits in blocks of 32 (int8_tiles.h). That is faster, and no longer the
             dequantised model.
-Whatever the form, a row does not depend on others; with AVX2 its last bits depend on how many there are, except for
-`batch_invariant`.
+Whatever the form, a row does not depend on others; without VNNI its last bits depend on how many there are, except
+with `batch_invariant`.
 """
 
 from __future__ import annotations
