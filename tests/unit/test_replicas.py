@@ -27,7 +27,7 @@ from ramify.replicas.shares import core_shares
 from ramify.replicas.states import NOW
 from ramify.sampling.mixing import Mixer
 from ramify.server.load import ModelToServe, load_models
-from tests.fake import fake_engine, letters
+from tests.fake import fake_engine, letters, logits_after
 from tests.remote import end, replicated
 from tests.unit.test_remote import Gate, even
 
@@ -241,7 +241,7 @@ def test_streams_are_those_of_one_engine(kind: str, *, is_ended: bool) -> None:
 
 def test_a_stream_that_would_go_on_differently_is_ended_with_the_reason() -> None:
     cores = [core(), core(seed=1)]
-    cores[0].device.layers[0]._model = 5  # type: ignore[attr-defined]
+    cores[0].device.layers[0].logits_of = lambda seen: logits_after(seen, 5)  # type: ignore[attr-defined]
     gates = [Gate(each) for each in cores]
     asked = Request("asked", None, [5, 6], SamplingParams(max_tokens=20, seed=1, output_kind="delta"))
     with replicated(cores, CODEC, ReplicaEngine) as (engine, (server, _)):
