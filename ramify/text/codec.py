@@ -112,8 +112,10 @@ class TextCodec:
                 "continue_final_message needs add_generation_prompt to be False: the last turn is open, or a new one is"
             )
         extra = dict(chat_template_kwargs or {})
-        own = self.tool_template if extra.get("tools") else self.chat_template
-        template = own if chat_template is None else self._compiled(chat_template)
+        if chat_template is not None:  # then the model's own, which may be malformed, is not looked at
+            template: ChatTemplate | None = self._compiled(chat_template)
+        else:
+            template = self.tool_template if extra.get("tools") else self.chat_template
         if template is None:
             raise InvalidInputError("this model has no chat template; use generate with a prompt of your own")
         for name in ("messages", "add_generation_prompt"):
