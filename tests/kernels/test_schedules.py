@@ -73,7 +73,12 @@ def run(
             finished[output.request_id] = output
         check(engine)
     for number, (prompt, params, _) in enumerate(world.requests):
-        assert tokens_of(finished[str(number)]) == alone(prompt, params)
+        demands = Demands(params)
+        own: dict[str, Any] = {}
+        if demands.is_arithmetic and kernels.serves(demands.choice):
+            # A code's error grows with every token that it is read for: a few tokens on, only kernels read as kernels.
+            own["kernels"] = KernelSampler(padded(64), VOCAB, CPU, "raw")
+        assert tokens_of(finished[str(number)]) == alone(prompt, params, **own)
     assert engine.stats()["blocks_in_use"] == 0
 
 

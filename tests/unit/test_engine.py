@@ -51,9 +51,9 @@ def check(engine: EngineCore) -> None:
         device.plans.clear()
 
 
-def alone(prompt: list[int], params: SamplingParams) -> Tokens:
+def alone(prompt: list[int], params: SamplingParams, **options: Any) -> Tokens:
     """The truth: the request by itself, with room for everything."""
-    engine = fake_engine(num_blocks=512, block_size=4, max_num_seqs=64, max_num_batched_tokens=512)
+    engine = fake_engine(num_blocks=512, block_size=4, max_num_seqs=64, max_num_batched_tokens=512, **options)
     engine.add_request(Request("alone", None, prompt, params))
     return tokens_of(run_all(engine)["alone"])
 
