@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ramify.gpu import tuning
 from ramify.gpu.form_cache import FormCache
 from ramify.gpu.kernels.row_product import RowTiles
 from ramify.gpu.kernels.tiled_product import Tiles
@@ -55,6 +56,21 @@ def test_the_fastest_is_taken_and_asked_for_once(tmp_path: Path) -> None:
     never = Told(lambda _: pytest.fail("it was measured before"))
     assert forms_with(FormCache({}, tmp_path), never).of(64) == favourite
     assert never.asked == 0
+
+
+def test_what_is_known_is_not_guessed_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start asks for 33 sizes of every product: with the guesses for all of them it took a second longer."""
+    known = forms_with(FormCache({}, tmp_path), Told(lambda _: 1.0)).of(48)
+    monkeypatch.setattr(tuning, "candidates", lambda *_: pytest.fail("the form is known"))
+    assert forms_with(FormCache({}, tmp_path), Told(lambda _: 1.0)).of(48) == known
+
+
+def test_float32_has_one_form_whatever_a_file_says() -> None:
+    cache, product = FormCache({}, None), Product("read", 6144, 4096, torch.float32)
+    cache.keep(product, 64, Tiles(64, 64, 3, 4))
+    never = Told(lambda _: pytest.fail("there is nothing to measure"))
+    forms = MeasuredForms(product, H200, cache, lambda rows: lambda form: None, never)  # noqa: ARG005
+    assert forms.of(64) == Vendor()
 
 
 def test_forms_that_cannot_run_are_not_taken(tmp_path: Path) -> None:
