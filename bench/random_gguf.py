@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 
 from ramify.models import embedded
-from ramify.models.gguf_checkpoint import GGUFCheckpoint
+from ramify.models.gguf_header import GGUFHeader
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS = 2048, 8192, 16, 32, 8
 BLOCK, BLOCK_BYTES = 256, 144
@@ -30,7 +31,7 @@ def blocks(numbers: np.random.Generator, rows: int, depth: int) -> np.ndarray:
 
 
 def write(path: Path) -> None:
-    metadata = GGUFCheckpoint(embedded.fetch()).metadata
+    metadata: dict[str, Any] = dict(GGUFHeader.open(embedded.fetch()).metadata)
     tokens = list(metadata[f"{TOKENIZER}tokens"])
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(4096)

@@ -29,19 +29,21 @@ import torch
 stamp("import torch")
 from ramify import LLM, SamplingParams
 stamp("import ramify")
-import ramify.models.loader as loader
-read = loader.GGUFCheckpoint
-class Timed(read):
-    def __init__(self, path):
-        super().__init__(path)
+import ramify.models.files as files
+read = files.GGUFHeader.open
+class Timed(files.GGUFHeader):
+    @classmethod
+    def open(cls, path):
+        header = read(path)
         stamp("parse the file")
-loader.GGUFCheckpoint = Timed
-make = loader.tokenizer_from_gguf
+        return header
+files.GGUFHeader = Timed
+make = files.tokenizer_from_gguf
 def timed_tokenizer(metadata):
     made = make(metadata)
     stamp("build the tokenizer")
     return made
-loader.tokenizer_from_gguf = timed_tokenizer
+files.tokenizer_from_gguf = timed_tokenizer
 llm = LLM()
 stamp("pack the weights and the rest of loading")
 llm.generate("Once upon a time", SamplingParams(max_tokens=1, temperature=0), use_tqdm=False)

@@ -12,7 +12,7 @@ from ramify.drive.async_engine import AsyncEngine
 from ramify.drive.build import build_engine
 from ramify.drive.intake import Prompt
 from ramify.drive.mailroom import RequestStream
-from ramify.drive.prepare import has_own_process
+from ramify.drive.placing import has_own_process
 from ramify.drive.streaming_engine import StreamingEngine
 from ramify.engine.request import Request
 from ramify.errors import RamifyError
@@ -56,7 +56,7 @@ class AsyncLLM:
         if self.config.model_config.data_parallel_size > 1:
             self._replicas = model_for_streams(self.config, say)
             self.engine, self.intake = self._replicas.engine, self._replicas.intake
-            self.architecture = self._replicas.prepared.loaders[0].architecture
+            self.architecture = self._replicas.prepared.files[0].architecture
             self.max_model_len = self._replicas.engine.capacity.max_model_len
         elif has_own_process(engine_process, self.config):
             try:
@@ -70,7 +70,7 @@ class AsyncLLM:
 
             [joined] = start([wanted_of(OneModel(options_of(self.config)), say)], say)
             self.engine = joined.engine
-            self.architecture = joined.prepared.loaders[0].architecture
+            self.architecture = joined.prepared.files[0].architecture
             self.max_model_len = joined.engine.capacity.max_model_len
             self.intake = joined.prepared.intake(joined.engine.check)
         else:

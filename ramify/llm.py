@@ -57,7 +57,7 @@ class LLM:
             self._replicas = model_for_calls(self.config, say)  # whose processes end with this
             self._core = self._replicas.core
             self._intake: Intake = self._replicas.intake
-            self.architecture = self._replicas.prepared.loaders[0].architecture
+            self.architecture = self._replicas.prepared.files[0].architecture
         else:
             self._engine = build_engine(self.config, say)
             self._core, self._intake = self._engine.core, self._engine.intake

@@ -20,8 +20,9 @@ from ramify.engine.core import EngineCore
 from ramify.server.app import app_of
 from ramify.server.config import PairConfig, ServerConfig
 from ramify.server.listening import Gate, protocol_behind
-from ramify.server.load import load_models, pair_to_serve
+from ramify.server.load import load_models
 from ramify.server.service import Service
+from ramify.server.to_serve import pair_to_serve
 
 # Every test that asks a server can be run with the engine in a process of its own, by this variable set to 1.
 ENGINE_PROCESS = os.environ.get("RAMIFY_TEST_ENGINE_PROCESS") == "1"

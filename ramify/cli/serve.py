@@ -20,7 +20,7 @@ from ramify.errors import InvalidInputError, RamifyError
 from ramify.server.config import PairConfig, ServerConfig
 
 if TYPE_CHECKING:
-    from ramify.server.load import ModelToServe
+    from ramify.server.to_serve import ModelToServe
 
 SERVER = flags_of(SERVER_FIELDS, "Server")
 PAIR = flags_of(PAIR_FIELDS, "Two models")
@@ -51,7 +51,7 @@ def serve(**values: Any) -> None:
         raise RamifyError(f'the server needs {error.name}: pip install ".[server]" in a checkout') from None
 
     def models_to_serve() -> list[ModelToServe]:
-        from ramify.server.load import model_to_serve, pair_to_serve  # bring torch
+        from ramify.server.to_serve import model_to_serve, pair_to_serve
 
         models = []
         if model is not None:

@@ -102,15 +102,16 @@ def build_pair(
     _check_alone(teacher, is_replica=is_replica)
     for config in (teacher, theta):
         rank_devices(config.model_config)
+    loaders = [ModelLoader(config, say) for config in (teacher, theta)]
     prepared = PreparedPair(
         teacher,
-        [ModelLoader(config, say) for config in (teacher, theta)],
+        loaders,
         system_prompts=system_prompts,
         enable_chat_template=enable_chat_template,
     )
     codec = prepared.codec
     student_drafts = _student_drafts(theta)
-    wanted = [Wanted(*pair) for pair in zip((teacher, theta), prepared.distinct_loaders, strict=False)]
+    wanted = [Wanted(teacher, loaders[0]), Wanted(theta, loaders[1])][: prepared.num_distinct]
     models = place(wanted, say, are_apart=are_apart)
     decoders = [model.decoder for model in models]
     lengths = [teacher.model_config.resolve_max_model_len(each.arch.max_position_embeddings) for each in decoders]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ramify import validation as check
 from ramify.config import EngineConfig
 from ramify.cpu.cpu_layers import cpu_layers
 from ramify.cpu.cpu_step import CpuStep
@@ -57,6 +58,16 @@ class Wanted:
 
     config: EngineConfig
     loader: ModelLoader
+
+
+def has_own_process(wanted: bool | None, config: EngineConfig) -> bool:
+    """Whether the engine runs in a process of its own. Where nobody says, it does on a GPU.
+
+    A model on a CPU needs every core for its products: messages between processes would cost it one.
+    """
+    if wanted is None:
+        return resolve_device(config.model_config.device).type == "cuda"
+    return check.boolean("engine_process", wanted)
 
 
 def place(models: Sequence[Wanted], say: Callable[[str], None], *, are_apart: bool = False) -> list[PlacedModel]:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ramify import validation as check
 from ramify.config import EngineConfig
 from ramify.drive.intake import Intake
 from ramify.drive.pair_intake import PairIntake, Side
 from ramify.engine.request import Request
 from ramify.errors import InvalidInputError
-from ramify.models.loader import ModelLoader, resolve_device
+from ramify.models.files import ModelFiles
 from ramify.structured.grammars import Grammars
 from ramify.text.codec import TextCodec
 from ramify.text.tokenizer import Tokenizer
@@ -21,30 +20,20 @@ from ramify.text.tokenizer import Tokenizer
 CheckRequest = Callable[[Request], None]
 
 
-def has_own_process(wanted: bool | None, config: EngineConfig) -> bool:
-    """Whether the engine runs in a process of its own. Where nobody says, it does on a GPU.
-
-    A model on a CPU needs every core for its products: messages between processes would cost it one.
-    """
-    if wanted is None:
-        return resolve_device(config.model_config.device).type == "cuda"
-    return check.boolean("engine_process", wanted)
-
-
 class PreparedModel:
-    """One model. Making it reads its tokenizer; its loader has found the files."""
+    """One model. Making it reads its tokenizer."""
 
-    def __init__(self, config: EngineConfig, loader: ModelLoader) -> None:
+    def __init__(self, config: EngineConfig, files: ModelFiles) -> None:
         self.config = config
-        self.loaders = (loader,)
-        self.defaults = loader.load_generation_defaults()
-        self.codec = TextCodec(loader.load_tokenizer())
+        self.files = (files,)
+        self.defaults = files.load_generation_defaults()
+        self.codec = TextCodec(files.load_tokenizer())
         self.grammars = Grammars(self.codec)
 
     def intake(self, check_request: CheckRequest) -> Intake:
         return Intake(
             self.codec,
-            vocab_size=self.loaders[0].architecture.vocab_size,
+            vocab_size=self.files[0].architecture.vocab_size,
             max_logprobs=self.config.model_config.max_logprobs,
             check_request=check_request,
             defaults=self.defaults,
@@ -53,41 +42,41 @@ class PreparedModel:
 
 
 class PreparedPair:
-    """A teacher and a student: `loaders` have found the files of both, in this order."""
+    """A teacher and a student, in this order."""
 
     def __init__(
         self,
         config: EngineConfig,
-        loaders: Sequence[ModelLoader],
+        files: Sequence[ModelFiles],
         *,
         system_prompts: tuple[str | None, str | None] = (None, None),
         enable_chat_template: bool = False,
     ) -> None:
         self.config = config
-        self.loaders = tuple(loaders)
-        self.tokenizers = [loader.load_tokenizer() for loader in loaders]
+        self.files = tuple(files)
+        self.tokenizers = [each.load_tokenizer() for each in files]
         codecs = [TextCodec(tokenizer) for tokenizer in self.tokenizers]
         self.codec = codecs[0] if self.tokenizers[0] is not None else codecs[1]
         self.grammars = Grammars(self.codec)
         self.vocab_size = check_same_tokens(
-            self.tokenizers, [loader.architecture.vocab_size for loader in self.distinct_loaders]
+            self.tokenizers, [each.architecture.vocab_size for each in self.files[: self.num_distinct]]
         )
         self._sides = [
             Side(each, system, enable_chat_template) for each, system in zip(codecs, system_prompts, strict=True)
         ]
 
     @property
-    def distinct_loaders(self) -> tuple[ModelLoader, ...]:
-        """One where both models are one checkpoint in one place, which is then held once."""
-        teacher, theta = self.loaders
+    def num_distinct(self) -> int:
+        """1 where both models are one checkpoint in one place, which is then held once."""
+        teacher, theta = self.files
         is_one = teacher.path.resolve() == theta.path.resolve() and teacher.config.device == theta.config.device
-        return self.loaders[: 1 if is_one else 2]
+        return 1 if is_one else 2
 
     def intake(self, check_request: CheckRequest) -> PairIntake:
         return PairIntake(
             *self._sides,
             codec=self.codec,
-            theta_model=len(self.distinct_loaders) - 1,
+            theta_model=self.num_distinct - 1,
             vocab_size=self.vocab_size,
             max_logprobs=self.config.model_config.max_logprobs,
             check_request=check_request,

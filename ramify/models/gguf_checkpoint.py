@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import numpy as np
 import torch
 
-from ramify.models.families import architecture_from_gguf
+from ramify.models.gguf_architecture import architecture_of, shapes_of
 from ramify.models.gguf_file import GGUFFile
+from ramify.models.gguf_header import GGUFHeader
 from ramify.models.stored import StoredTensor
 from ramify.models.weights import PartOf, whole
 
-ROPE_FACTORS = "rope_freqs.weight"
 WHOLE_MODEL = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -39,20 +39,17 @@ PER_LAYER = {
 class GGUFCheckpoint:
     """The tensors of one file."""
 
-    def __init__(self, path: Path) -> None:
-        self.file = GGUFFile.open(path)
-        shapes = {name: info.shape for name, info in self.file.tensors.items()}
-        factors: tuple[float, ...] = ()
-        if ROPE_FACTORS in shapes and len(shapes[ROPE_FACTORS]) == 1 and shapes[ROPE_FACTORS][0] <= 4096:
-            factors = tuple(self.file.tensor(ROPE_FACTORS).tolist())
-            del shapes[ROPE_FACTORS]
-        self.arch = architecture_from_gguf(self.file.metadata, shapes, factors)
+    def __init__(self, header: GGUFHeader) -> None:
+        self.file = GGUFFile(header)
+        self.arch = architecture_of(header)
+        shapes = shapes_of(header)
         self._names = {name: _canonical(name) for name in shapes}
         self._shapes = {self._names[name]: shape for name, shape in shapes.items()}
 
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        return self.file.metadata
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Raises a ModelError that names the file if it cannot be used."""
+        return cls(GGUFHeader.open(path))
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""GGUFFile: a mapped file, its metadata, its table of tensors, and their weights on demand."""
+"""GGUFFile: a mapped file whose tensors are read on demand."""
 
 from __future__ import annotations
 
@@ -10,37 +10,22 @@ import torch
 from torch import Tensor
 
 from ramify.errors import WeightsError
-from ramify.models.gguf_header import MetadataValue, TensorInfo, map_file, quote, read_header
+from ramify.models.gguf_header import GGUFHeader, quote
 from ramify.models.gguf_quants import FORMATS_BY_NAME
 from ramify.models.stored import StoredTensor
 
 
 class GGUFFile:
-    """An open GGUF file. Once `open` returns, the header is sound and every tensor in it can be read."""
+    """An open GGUF file: its header is sound and every tensor in it can be read."""
 
-    def __init__(
-        self,
-        path: Path,
-        contents: mmap.mmap,
-        metadata: dict[str, MetadataValue],
-        tensors: dict[str, TensorInfo],
-    ) -> None:
-        self.path = path
-        self.metadata = metadata
-        self.tensors = tensors
-        self._contents = contents
+    def __init__(self, header: GGUFHeader) -> None:
+        self.path, self.metadata, self.tensors = header.path, header.metadata, header.tensors
+        self._contents = header.contents
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
         """Maps and checks the file; raises a ModelError that names the file if it cannot be used."""
-        path = Path(path)
-        contents = map_file(path)
-        try:
-            metadata, tensors = read_header(path.name, contents)
-        except BaseException:
-            contents.close()
-            raise
-        return cls(path, contents, metadata, tensors)
+        return cls(GGUFHeader.open(path))
 
     def stored(self, name: str) -> StoredTensor:
         """The weights as they are: a view of the private map, which lives as long as any of them."""

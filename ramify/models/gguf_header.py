@@ -62,6 +62,27 @@ class TensorInfo:
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class GGUFHeader:
+    """A mapped file and what its header says: sound, and every tensor lies inside the file."""
+
+    path: Path
+    contents: mmap.mmap
+    metadata: dict[str, MetadataValue]
+    tensors: dict[str, TensorInfo]
+
+    @classmethod
+    def open(cls, path: str | Path) -> GGUFHeader:
+        """Raises a ModelError that names the file if it cannot be used."""
+        path = Path(path)
+        contents = map_file(path)
+        try:
+            return cls(path, contents, *read_header(path.name, contents))
+        except BaseException:
+            contents.close()
+            raise
+
+
 def map_file(path: Path) -> mmap.mmap:
     if not path.is_file():
         raise ModelNotFoundError(f"{path} is not a file")

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
 import torch
 
 from ramify.config import EngineConfig, ModelConfig, ModelDType
 from ramify.device_names import names_of
 from ramify.errors import InvalidInputError, ModelError
-from ramify.files.json_file import read_optional_json
-from ramify.models import embedded, memory, source, weights
+from ramify.models import memory, weights
 from ramify.models.decoder import Decoder
 from ramify.models.families import Architecture
-from ramify.models.generation_defaults import (
-    CONFIG_FILE,
-    NO_DEFAULTS,
-    GenerationDefaults,
-    defaults_from_config,
-    defaults_from_gguf,
-)
+from ramify.models.files import ModelFiles
 from ramify.models.gguf_checkpoint import GGUFCheckpoint
 from ramify.models.linear import Packing
 from ramify.models.safetensors_folder import read_architecture
 from ramify.models.shards import Ranks
 from ramify.models.st_file import SafetensorsCheckpoint
-from ramify.process.garbage import collector_paused
-from ramify.text.gguf_tokenizer import tokenizer_from_gguf
 from ramify.text.tokenizer import Tokenizer
-from ramify.text.tokenizer_folder import load_folder
 
 _log = logging.getLogger(__name__)
 DTYPES = {
@@ -45,27 +34,10 @@ WHAT_HELPS = (
     "take a smaller or quantised model, a dtype of fewer bytes, a device with more memory or several that share it "
     "(tensor_parallel_size), and for two models a device each (devices)"
 )
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
-class ModelLoader:
-    """Loads what a config names; the files are found, or fetched, once."""
-
-    def __init__(self, config: ModelConfig | EngineConfig, say: Callable[[str], None] = lambda _: None) -> None:
-        self.config = config.model_config if isinstance(config, EngineConfig) else config
-        self.path = source.resolve(self.config.model, say)
-        self._gguf: GGUFCheckpoint | None = None
-        if self.config.load_format == "gguf" and self.path.is_dir():
-            raise InvalidInputError("load_format 'gguf' needs a .gguf file, and model names a folder")
-        if self.config.load_format in ("safetensors", "dummy") and self.path.is_file():
-            raise InvalidInputError(f"load_format {self.config.load_format!r} needs a folder, and model names a file")
-        if self.path.is_file():
-            self._gguf = GGUFCheckpoint(self.path)
-
-    @property
-    def architecture(self) -> Architecture:
-        """What the files say of the model, without its weights."""
-        return self._gguf.arch if self._gguf is not None else read_architecture(self.path)
+class ModelLoader(ModelFiles):
+    """Reads the weights too."""
 
     def load_model_and_tokenizer(self, device: str | None = None) -> tuple[Decoder, Tokenizer | None]:
         """The tokenizer is None if the folder has none: such a model takes token ids."""
@@ -91,9 +63,10 @@ class ModelLoader:
 
     def _read(self, target: torch.device, packing: Packing | None, ranks: Ranks | None) -> Decoder:
         try:
-            if self._gguf is not None:
+            if self.gguf is not None:
                 self._check_memory(target, self.path.stat().st_size)
-                return weights.load(self._gguf, self._dtype(self._gguf.arch.dtype, target), target, packing, ranks)
+                stored = GGUFCheckpoint(self.gguf)
+                return weights.load(stored, self._dtype(stored.arch.dtype, target), target, packing, ranks)
             if self.config.load_format == "dummy":
                 arch = read_architecture(self.path)
                 dtype = self._dtype(arch.dtype, target)
@@ -114,29 +87,6 @@ class ModelLoader:
                 f"{self.path.name} does not fit in memory: its weights take {num_bytes / 2**30:.1f} GiB, and "
                 f"{memory.total_memory() / 2**30:.1f} are there. What helps: {WHAT_HELPS}"
             )
-
-    @collector_paused()
-    def load_tokenizer(self) -> Tokenizer | None:
-        if self.config.tokenizer is not None:
-            path = source.resolve(self.config.tokenizer)
-            if path.is_file():
-                return tokenizer_from_gguf(GGUFCheckpoint(path).metadata)
-            return load_folder(path)
-        if self._gguf is not None:
-            return tokenizer_from_gguf(self._gguf.metadata)
-        named = any((self.path / name).exists() for name in TOKENIZER_FILES)
-        return load_folder(self.path) if named else None
-
-    def load_generation_defaults(self) -> GenerationDefaults:
-        """What the checkpoint recommends; nothing if it says nothing, or if generation_config is "none"."""
-        if self.config.generation_config == "none":
-            return NO_DEFAULTS
-        if self._gguf is None:
-            return defaults_from_config(read_optional_json(self.path / CONFIG_FILE))
-        said = defaults_from_gguf(self._gguf.metadata)
-        if not said and self.config.model == embedded.NAME:
-            return GenerationDefaults(embedded.RECOMMENDED, f"the model card of {embedded.NAME}")
-        return said
 
     def dtype_on(self, device: torch.device) -> torch.dtype:
         """What this model is computed in there."""

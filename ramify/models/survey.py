@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from ramify.errors import WeightsError
 from ramify.models import memory
-from ramify.models.families import Architecture, architecture_from_gguf
-from ramify.models.gguf_header import map_file, read_header
+from ramify.models.families import Architecture
+from ramify.models.gguf_architecture import architecture_of, shapes_of
+from ramify.models.gguf_header import GGUFHeader
 from ramify.models.number_formats import GGUF_FORMATS, NumberFormat
 from ramify.models.quantised_headers import QuantisedMatrices
 from ramify.models.safetensors_folder import header_of, open_tensors, read_architecture
@@ -131,14 +132,13 @@ def survey_model(path: Path) -> Survey:
 
 
 def _survey_gguf(path: Path) -> Survey:
-    with map_file(path) as contents:
-        metadata, tensors = read_header(path.name, contents)
-    shapes = {name: info.shape for name, info in tensors.items() if name != "rope_freqs.weight"}
-    arch = architecture_from_gguf(metadata, shapes)
+    header = GGUFHeader.open(path)
+    with header.contents:
+        arch = architecture_of(header)
     weights = tuple(
-        Weight(name, shape, stored_in, tensors[name].num_bytes, stored_in)
-        for name, shape in shapes.items()
-        for stored_in in (GGUF_BY_NAME[tensors[name].quantization],)
+        Weight(name, shape, stored_in, header.tensors[name].num_bytes, stored_in)
+        for name, shape in shapes_of(header).items()
+        for stored_in in (GGUF_BY_NAME[header.tensors[name].quantization],)
     )
     names = Counter({each.stored_in.name: 0 for each in weights if each.is_quantised})
     for each in weights:

@@ -19,7 +19,7 @@ from ramify.server.config import PairConfig, ServerConfig
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from ramify.server.load import ModelToServe
+    from ramify.server.to_serve import ModelToServe
 
 # Serve listens itself, and starts as many processes as it is told.
 _SERVES_OWN = ("host", "port", "http_workers", "max_connections", "max_header_bytes", "log_interval")
@@ -158,7 +158,7 @@ def _models(
     model: str | None, pair: PairConfig | None, mixture: MixtureConfig, server: ServerConfig, options: Mapping[str, Any]
 ) -> list[ModelToServe]:
     """As `ramify serve` has it: one model, or the mixture of two, or both."""
-    from ramify.server.load import model_to_serve, pair_to_serve
+    from ramify.server.to_serve import model_to_serve, pair_to_serve
 
     models = []
     if model is not None or pair is None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ramify.config import EngineConfig
 from ramify.drive.prepare import PreparedModel, PreparedPair
-from ramify.models.loader import ModelLoader
+from ramify.models.files import ModelFiles
 from ramify.remote.engine_process import EngineProcess
 from ramify.remote.link import Link
 from ramify.remote.messages import OneModel, TwoModels
@@ -28,17 +28,17 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an engine is to be built from, and the loaders that have found its files, or fetched them."""
+    """What an engine is to be built from, and its files, which were found, or fetched."""
 
     build: OneModel | TwoModels
-    loaders: tuple[ModelLoader, ...]
+    files: tuple[ModelFiles, ...]
 
     def prepared(self) -> PreparedModel | PreparedPair:
         if isinstance(self.build, OneModel):
-            return PreparedModel(EngineConfig.from_options(**self.build.options), *self.loaders)
+            return PreparedModel(EngineConfig.from_options(**self.build.options), *self.files)
         return PreparedPair(
             EngineConfig.from_options(**self.build.teacher),
-            self.loaders,
+            self.files,
             system_prompts=self.build.system_prompts,
             enable_chat_template=self.build.enable_chat_template,
         )
@@ -47,7 +47,7 @@ class Wanted:
 def wanted_of(build: OneModel | TwoModels, say: Say) -> Wanted:
     """Finds the files before any process is started, so that two never fetch the same."""
     options = (build.options,) if isinstance(build, OneModel) else (build.teacher, build.theta)
-    return Wanted(build, tuple(ModelLoader(EngineConfig.from_options(**each), say) for each in options))
+    return Wanted(build, tuple(ModelFiles(EngineConfig.from_options(**each), say) for each in options))
 
 
 @dataclass(frozen=True, slots=True)

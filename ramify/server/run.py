@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from ramify.remote.engine_process import started_early
 from ramify.server.config import ServerConfig
 from ramify.server.front import run_front
 from ramify.server.listening import listener_of
 from ramify.server.service import ServedModel, Service
-
-if TYPE_CHECKING:
-    from ramify.server.load import ModelToServe  # brings torch, which a server that still loads need not wait for
+from ramify.server.to_serve import ModelToServe
 
 
 def serve(config: ServerConfig, models: Callable[[], Sequence[ModelToServe]]) -> None:

@@ -14,10 +14,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ramify.errors import RamifyError
+from ramify.remote.start import join, wanted_of
 from ramify.server.config import ServerConfig
 from ramify.server.front import Announcer, run_front
 from ramify.server.limits import Limits
 from ramify.server.service import ServedModel, Service
+from ramify.server.to_serve import ModelToServe, served
 from ramify.server.worker_task import WITHOUT_ENGINE, Begin, Ready, Say, Task, send, told
 
 
@@ -66,9 +68,6 @@ def work(control: socket.socket) -> None:
 
 
 def _joined(begin: Begin, file: int) -> list[ServedModel]:
-    from ramify.remote.start import join, wanted_of
-    from ramify.server.load import ModelToServe, served
-
     models = [ModelToServe(model.name, model.build, model.mixed) for model in begin.models]
     joined = join(socket.socket(fileno=file), [wanted_of(model.build, _hush) for model in models], _hush)
     ready = zip(served(models, joined), begin.models, strict=True)

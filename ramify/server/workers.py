@@ -27,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ramify.errors import EngineLostError, InvalidInputError, RamifyError
 from ramify.remote.engine_process import EngineProcess
@@ -39,10 +39,8 @@ from ramify.server.listening import address_of, listener_of, raise_file_limit, r
 from ramify.server.logs import logging_to_stderr
 from ramify.server.service import limits_of
 from ramify.server.signals import SignalWatch
+from ramify.server.to_serve import ModelToServe
 from ramify.server.worker_task import WITHOUT_ENGINE, Begin, Model, Say, Task, send, wait_ready
-
-if TYPE_CHECKING:
-    from ramify.server.load import ModelToServe  # brings torch, which workers need not wait for
 
 _log = logging.getLogger(__name__)
 _PROGRAM = Path(__file__).with_name("worker_program.py")

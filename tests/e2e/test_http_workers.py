@@ -126,6 +126,7 @@ def test_limits_keys_and_metrics_are_those_of_one_server(server: Process) -> Non
             [card] = httpx.get(f"{url}/v1/models", headers=KEY, timeout=60).json()["data"]
             tokens.append(card)
     assert tokens[:2] == tokens[2:], "the same seed, the same tokens; the same card to the second"
+    assert not any("libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in (first, second)), "they need no torch"
     with stopped(first):
         held = [Stream(url, ENDLESS), Stream(url, ENDLESS)]
     with stopped(second):

@@ -17,8 +17,9 @@ from ramify.config import MixtureConfig
 from ramify.outputs import MixtureReport
 from ramify.server.app import app_of
 from ramify.server.config import PairConfig, ServerConfig
-from ramify.server.load import load_models, model_to_serve, pair_to_serve
+from ramify.server.load import load_models
 from ramify.server.service import Service
+from ramify.server.to_serve import model_to_serve, pair_to_serve
 from tests.serve_process import process
 from tests.serving import ENGINE_PROCESS, serving
 

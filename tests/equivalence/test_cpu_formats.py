@@ -231,7 +231,7 @@ def test_weights_held_quantised_are_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"held quantised \(Q4_K, Q6_K\).*dequantize=True"):
         llm.load_weights([])
     assert _told(llm) == before  # nothing is lost
-    checkpoint = GGUFCheckpoint(path)
+    checkpoint = GGUFCheckpoint.open(path)
     LLM(str(path), device="cpu", dequantize=True).load_weights(
         (name, tensor.numbers()) for name, tensor in checkpoint.stored()
     )

@@ -22,7 +22,7 @@ from ramify.models.decoder import Decoder
 from ramify.remote.messages import Build, TwoModels, encode
 from ramify.sampling.mixing import Mixer
 from ramify.server.config import PairConfig
-from ramify.server.load import pair_to_serve
+from ramify.server.to_serve import pair_to_serve
 from tests.architectures import SMALL
 from tests.fake import FakeDevice, fake_engine
 from tests.unit.test_two_models import Asked, World, run_both, worlds

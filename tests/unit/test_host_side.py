@@ -23,7 +23,14 @@ HOST_MODULES = (
     *("ramify.documents.managers", "ramify.documents.manual"),  # not those that run a model
     *("ramify.device.reads", "ramify.device.seats", "ramify.gpu.kernels.work_list"),
     *(f"ramify.remote.{name}" for name in ("child", "connection", "engine_process", "host", "link", "remote_engine")),
-    *("ramify.drive.async_engine", "ramify.drive.intake", "ramify.drive.merging", "ramify.server.run"),
+    *("ramify.drive.async_engine", "ramify.drive.intake", "ramify.drive.merging", "ramify.drive.prepare"),
+    *(
+        "ramify.models.files",
+        "ramify.remote.start",
+        "ramify.server.run",
+        "ramify.server.worker",
+        "ramify.server.workers",
+    ),
 )
 
 IMPORT_WITHOUT_TORCH = """

@@ -26,7 +26,8 @@ from ramify.replicas.replica_engine import ReplicaEngine
 from ramify.replicas.shares import core_shares
 from ramify.replicas.states import NOW
 from ramify.sampling.mixing import Mixer
-from ramify.server.load import ModelToServe, load_models
+from ramify.server.load import load_models
+from ramify.server.to_serve import ModelToServe
 from tests.fake import fake_engine, letters, logits_after
 from tests.remote import end, replicated
 from tests.unit.test_remote import Gate, even

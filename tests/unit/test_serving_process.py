@@ -20,11 +20,11 @@ from ramify.errors import InvalidInputError
 from ramify.server.app import app_of
 from ramify.server.config import ServerConfig
 from ramify.server.listening import Gate, listener_of, protocol_behind, room_for_connections
-from ramify.server.load import ModelToServe
 from ramify.server.records import Record
 from ramify.server.service import Service
 from ramify.server.signals import SignalWatch
 from ramify.server.throughput import Throughput
+from ramify.server.to_serve import ModelToServe
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def test_what_cannot_be_shared_is_refused_with_the_numbers(changes: dict[str, An
 
 def test_parts_of_a_gguf_file_are_those_of_its_tensors(default_gguf: Path) -> None:
     """Quantised rows and columns, and Llama's rotary pairs: each read alone as in the whole."""
-    checkpoint = GGUFCheckpoint(default_gguf)
+    checkpoint = GGUFCheckpoint.open(default_gguf)
     shard = Shard(checkpoint.arch, 1, 3)
     both = zip(checkpoint.stored(), checkpoint.stored(shard.part), strict=True)
     for (name, whole), (_, part) in islice(both, 1, 12):
@@ -95,7 +95,7 @@ def test_parts_of_a_gguf_file_are_those_of_its_tensors(default_gguf: Path) -> No
 
 
 def test_columns_that_cut_through_blocks_become_numbers(default_gguf: Path) -> None:
-    stored = dict(islice(GGUFCheckpoint(default_gguf).stored(), 1, 12))
+    stored = dict(islice(GGUFCheckpoint.open(default_gguf).stored(), 1, 12))
     down = stored["model.layers.0.mlp.down_proj.weight"]
     assert down.is_quantised
     part = down.cut(Part(1, 5, 105))
