@@ -24,6 +24,8 @@ MOST_CHARACTERS = 2**18  # of a schema, a pattern, a grammar, or all choices tog
 MOST_CHOICES = 4_096
 DEEPEST_SCHEMA = 64
 ANY_OBJECT: Mapping[str, Any] = {"json": {"type": "object"}}
+# Between the tokens of JSON. A bound, for there are models that would go on with spaces for ever.
+JSON_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
 
 class Structure(NamedTuple):
@@ -96,3 +98,11 @@ def _sound(name: str, text: str) -> str:
         message = f"{name} has a lone surrogate at position {error.start}: it is no valid Unicode"
         raise InvalidInputError(message) from None
     return text
+
+
+def with_json_space(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for llguidance, with a bound on white space unless the schema has rules of its own for that."""
+    own = schema.get("x-guidance")
+    if own is None or (isinstance(own, Mapping) and not own.keys() & {"whitespace_pattern", "whitespace_flexible"}):
+        return {**schema, "x-guidance": {"whitespace_pattern": JSON_SPACE, **(own or {})}}
+    return dict(schema)

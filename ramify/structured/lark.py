@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 
-from ramify.structured_outputs import Structure
+from ramify.structured_outputs import Structure, with_json_space
 
 # Every spelling of the grammar's text may be drawn: a token is masked only if no text of the grammar goes on with it.
 # Last, so that a caller's lines keep their numbers.
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
-# Between the tokens of JSON. A bound, for there are models that would go on with spaces for ever.
-_WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
 
 def lark_of(structure: Structure) -> str:
@@ -40,7 +38,4 @@ def _with_white_space(source: str) -> str:
     schema = json.loads(source)
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
-    own = schema.get("x-guidance")
-    if own is None or (isinstance(own, dict) and not own.keys() & {"whitespace_pattern", "whitespace_flexible"}):
-        schema["x-guidance"] = {"whitespace_pattern": _WHITE_SPACE, **(own or {})}
-    return json.dumps(schema)
+    return json.dumps(with_json_space(schema))

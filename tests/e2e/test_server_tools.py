@@ -264,10 +264,34 @@ def test_a_call_is_made_whatever_the_model_would_rather_write(
     assert told == found
 
 
-def test_a_schema_that_cannot_be_followed_is_told_by_its_field(url: str) -> None:
+@pytest.mark.parametrize("model", FORMATS)
+def test_a_strict_function_is_called_soundly_or_not_at_all(
+    client: openai.OpenAI, scripts: dict[str, Script], model: str
+) -> None:
+    """The model decides whether; what it would rather write as arguments does not matter."""
     pytest.importorskip("llguidance")
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "minProperties": "x"}}}
-    body = {"model": "hermes", "messages": ASKED, "tools": [tool], "tool_choice": "required"}
+    options: dict[str, Any] = {"model": model, "messages": ASKED, "tools": [TIME, CELL], "seed": 1, "max_tokens": 200}
+    scripts[model].texts = ["I would rather talk."]
+    [choice] = client.chat.completions.create(**options).choices
+    assert (choice.message.content, choice.message.tool_calls) == ("I would rather talk.", None)
+    scripts[model].texts = [ANSWERS[model].replace("weather", "cell")]  # of a city
+    [choice] = client.chat.completions.create(**options).choices
+    call = (choice.message.tool_calls or [])[0]
+    assert call.type == "function"
+    assert call.function.name == "cell"
+    arguments = json.loads(call.function.arguments)
+    assert arguments.keys() == {"row", "column"}
+    assert set(arguments.values()) <= {"a", "b"}
+    told = streamed(client, **options)[0]["calls"][0]
+    assert (told["name"], told["arguments"]) == ("cell", call.function.arguments)
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_a_schema_that_cannot_be_followed_is_told_by_its_field(url: str, choice: str) -> None:
+    pytest.importorskip("llguidance")
+    function = {"name": "f", "parameters": {"type": "object", "minProperties": "x"}, "strict": True}
+    tools = [{"type": "function", "function": function}]
+    body = {"model": "hermes", "messages": ASKED, "tools": tools, "tool_choice": choice}
     error = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()["error"]
     assert error["message"].startswith("tools: the parameters of these functions cannot be followed")
     assert error["param"] == "tools"

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from ramify.text.tools.json_value import BrokenJsonError, JsonValue
 
 # Names that models use for the parts of a call, and what a part's value may begin with.
-_PARTS = {"name": "name", "function": "name", "arguments": "arguments", "parameters": "arguments", "type": "type"}
+PARTS = {"name": "name", "function": "name", "arguments": "arguments", "parameters": "arguments", "type": "type"}
 _BEGINNINGS = {"name": '"', "arguments": "{n", "type": '"'}
 _SPACE = " \t\r\n"
 
@@ -95,7 +95,7 @@ class CallObject:
         self._value = None
         raw, self._raw = "".join(self._raw), []
         if self._due is not _Due.VALUE:
-            self._part = _PARTS.get(json.loads(raw))
+            self._part = PARTS.get(json.loads(raw))
             if self._part is None or self._part in self._seen:
                 raise BrokenJsonError(end)
             self._seen.add(self._part)

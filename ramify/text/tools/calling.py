@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ramify.errors import InvalidInputError
+from ramify.errors import InvalidInputError, UnsupportedError
 from ramify.outputs import ToolCall
 from ramify.sampling_params import SamplingParams
 from ramify.text.codec import TextCodec
@@ -17,6 +18,8 @@ from ramify.text.tools.llama3 import Llama3Parser
 from ramify.text.tools.tool_use import ToolUse
 
 T = TypeVar("T")
+_OF_GRAMMAR = re.compile(r"structured_outputs\['(json|grammar)'\]")
+_PLACE_IN_GRAMMAR = re.compile(r"line \d+, column \d+: ")  # in one that was made here, and that no caller sees
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +61,30 @@ class Calling:
         """The caller's parameters, with what calls need of them."""
         if self.use.forced:
             return self._forcing(params)
+        if self.use.strict:
+            params = self._strictly(params, codec)
         tags = () if self.format is None else self.format.tags
         tokenizer = codec.tokenizer
         if tokenizer is None or not any(tokenizer.token_to_id(tag) in tokenizer.special_token_ids for tag in tags):
             return params
         return params.clone(skip_special_tokens=False)
 
+    def _strictly(self, params: SamplingParams, codec: TextCodec) -> SamplingParams:
+        """Whatever is written, a call in it fits its schema."""
+        if self.format is None:
+            raise UnsupportedError(
+                f"the function {self.use.strict[0]!r} is strict, which needs tool_choice 'required' or a function's "
+                f"name here: the model's chat template does not show how it writes calls"
+            )
+        _check_free(params, "where a function is strict")
+        tokenizer = codec.tokenizer
+        special = () if tokenizer is None else [tokenizer.id_to_token(each) for each in tokenizer.special_token_ids]
+        grammar = self.format.answers(self.use.schemas(), [tag for tag in special if tag is not None])
+        return self.in_words_of_tools(lambda: params.clone(structured_outputs={"grammar": grammar}))
+
     def _forcing(self, params: SamplingParams) -> SamplingParams:
         """Nothing but the object of one call can be written."""
-        if params.structured_outputs is not None:
-            raise InvalidInputError(
-                "structured_outputs and response_format must be left out where tool_choice makes the model call one"
-            )
+        _check_free(params, "where tool_choice makes the model call one")
         arguments = "arguments" if self.format is None else self.format.arguments
         schema = self.use.schema(arguments)
         return self.in_words_of_tools(lambda: params.clone(structured_outputs={"json": schema}))
@@ -84,10 +99,11 @@ class Calling:
         try:
             return make()
         except InvalidInputError as error:
-            where = "structured_outputs['json']"
-            if not self.use.forced or not str(error).startswith(where):
+            said = _OF_GRAMMAR.match(str(error))
+            if said is None or not (self.use.forced or self.use.strict):
                 raise
-            raise type(error)(f"tools: the parameters of these functions{str(error).removeprefix(where)}") from None
+            why = _PLACE_IN_GRAMMAR.sub("", str(error)[said.end() :])
+            raise type(error)(f"tools: the parameters of these functions{why}") from None
 
     def parser(self) -> ToolParser:
         """For one answer."""
@@ -99,6 +115,11 @@ class Calling:
         """A whole answer's content and calls."""
         answer = read_whole(self.parser(), text)
         return answer.content, tuple(ToolCall(new_call_id(), name, arguments) for name, arguments in answer.calls)
+
+
+def _check_free(params: SamplingParams, where: str) -> None:
+    if params.structured_outputs is not None:
+        raise InvalidInputError(f"structured_outputs and response_format must be left out {where}")
 
 
 def new_call_id() -> str:

@@ -6,17 +6,22 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ramify.text.tools import hermes, llama3
+from ramify.text.tools.call_grammars import Schemas, hermes_answers, llama3_answers
 from ramify.text.tools.events import ToolParser
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """`opening` stands before a call; `arguments` is what these are called; `tags` must not be skipped in texts."""
+    """`opening` stands before a call; `arguments` is what these are called; `tags` must not be skipped in texts.
+
+    `answers` is a grammar of answers in which every call fits a schema; it wants to know which tags are special tokens.
+    """
 
     name: str
     make: Callable[[Collection[str], int | None], ToolParser]  # of known names and the most calls
     opening: str
     arguments: str
+    answers: Callable[[Schemas, Collection[str]], str]
     tags: tuple[str, ...] = ()
 
 
@@ -28,6 +33,7 @@ FORMATS = {
             lambda _names, most_calls: hermes.HermesParser(most_calls=most_calls),
             opening=f"{hermes.OPENING}\n",
             arguments="arguments",
+            answers=hermes_answers,
             tags=(hermes.OPENING, hermes.CLOSING),
         ),
         ToolFormat(
@@ -35,6 +41,7 @@ FORMATS = {
             lambda names, most_calls: llama3.Llama3Parser(names, most_calls=most_calls),
             opening="",
             arguments="parameters",
+            answers=llama3_answers,
         ),
     )
 }

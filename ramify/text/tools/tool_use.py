@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ramify import validation as check
-from ramify.errors import InvalidInputError, UnsupportedError
+from ramify.errors import InvalidInputError
 from ramify.text.messages import plain_data
 
 MAX_TOOLS = 128
@@ -47,13 +47,24 @@ class ToolUse:
         if not listed or tool_choice == "none":
             return None
         most_calls = 1 if parallel_tool_calls is False else None
-        use = cls(tuple(listed), functions, forced, most_calls)
-        use._check_strictness(listed)
-        return use
+        return cls(tuple(listed), functions, forced, most_calls)
 
     @property
     def names(self) -> frozenset[str]:
         return frozenset(self.functions)
+
+    @property
+    def strict(self) -> tuple[str, ...]:
+        """The functions whose arguments must fit their schema, however they come to be called."""
+        return tuple(name for name, function in self.functions.items() if function.get("strict") is True)
+
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """Of the arguments of each function, as far as it is strict."""
+        strict = self.strict
+        return {
+            name: _parameters(function) if name in strict else {"type": "object"}
+            for name, function in self.functions.items()
+        }
 
     def variables(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
         """What the template gets, beside what the caller gives it."""
@@ -76,15 +87,6 @@ class ToolUse:
                 }
             )
         return calls[0] if len(calls) == 1 else {"anyOf": calls}
-
-    def _check_strictness(self, listed: Sequence[Mapping[str, Any]]) -> None:
-        for index, tool in enumerate(listed):
-            function = tool.get("function")
-            if isinstance(function, Mapping) and function.get("strict") and not self.forced:
-                raise UnsupportedError(
-                    f"tools[{index}].function.strict is true, which needs tool_choice 'required' or a function's name: "
-                    f"with 'auto' arguments are what the model writes"
-                )
 
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
