@@ -1,9 +1,9 @@
 """The decode attention kernels on a GPU, one layer at a time, beside SDPA and beside the memory's speed.
 
-Regime: 1 to 256 rows in bfloat16, one query each. A row's own positions are bound by reading keys and values once; a
-shared prefix is bound by arithmetic, because 256 rows see every key. Each time is that of a CUDA graph over several
-layers, divided by their number. Each layer has its own keys and values: those of a single one would stay in the cache,
-as they never do in a model.
+Regime: 1 to 512 rows in bfloat16, one query each. A row's own positions are bound by reading keys and values once; a
+prefix that 256 rows share is bound by arithmetic, because all of them see every key. Each time is that of a CUDA graph
+over several layers, divided by their number. Each layer has its own keys and values: those of a single one would stay
+in the cache, as they never do in a model.
 
     python bench/kernels.py [--shape NAME] [--sweep] [--top 5]
 
@@ -29,7 +29,7 @@ from triton.runtime.errors import OutOfResources
 
 from ramify.device.reads import Reads
 from ramify.engine.plan import SharedPrefix
-from ramify.gpu.kernels.stretches import OWN_SPLITS, PREFIX_SPLIT, EvenCuts
+from ramify.gpu.kernels.stretches import PREFIX_SPLIT, EvenCuts
 from ramify.gpu.paged import PagedDecode
 
 BANDWIDTH = 4.2e12  # bytes a second that a copy reaches on an H200
@@ -48,6 +48,7 @@ class Shape:
     own: tuple[int, int]  # shortest and longest
     head_dim: int = 128
     rows: int = 256
+    prefixes: int = 1
 
     @property
     def bytes_per_position(self) -> int:
@@ -60,7 +61,11 @@ SHAPES = (
     Shape("student32 (Qwen2.5-1.5B)", 12, 2, 0, (128, 640), rows=32),
     Shape("plain256 (Qwen3-0.6B)", 16, 8, 0, (128, 384)),
     Shape("fan1x256@8k (Qwen2.5-1.5B)", 12, 2, 8192, (128, 128)),
-    Shape("fan1x256@16k (Qwen2.5-7B)", 28, 4, 16384, (128, 128)),
+    Shape("fan8x32@2k (Qwen2.5-1.5B)", 12, 2, 2048, (128, 128), prefixes=8),
+    Shape("fan64x8@512 (Qwen2.5-1.5B)", 12, 2, 512, (128, 128), rows=512, prefixes=64),
+    Shape("fan1x256@16k (Qwen2.5-7B)", 28, 4, 16384, (64, 64)),
+    Shape("votes4x64 (Llama 8B)", 32, 8, 2000, (128, 128), prefixes=4),
+    Shape("roll32x16 (Llama 1B)", 32, 8, 240, (256, 256), head_dim=64, rows=512, prefixes=32),
 )
 
 
@@ -74,9 +79,11 @@ class Layers:
         self.own = numbers.integers(low, high + 1, shape.rows)
         prefix_blocks = shape.prefix // BLOCK_SIZE
         own_blocks = -(-high // BLOCK_SIZE)
-        blocks = numbers.permutation(prefix_blocks + shape.rows * own_blocks).astype(np.int32)
-        shared = np.broadcast_to(blocks[:prefix_blocks], (shape.rows, prefix_blocks))
-        self.tables = np.concatenate((shared, blocks[prefix_blocks:].reshape(shape.rows, own_blocks)), axis=1)
+        in_prefixes = shape.prefixes * prefix_blocks
+        blocks = numbers.permutation(in_prefixes + shape.rows * own_blocks).astype(np.int32)
+        prefixes = blocks[:in_prefixes].reshape(shape.prefixes, prefix_blocks)
+        shared = np.repeat(prefixes, shape.rows // shape.prefixes, axis=0)
+        self.tables = np.concatenate((shared, blocks[in_prefixes:].reshape(shape.rows, own_blocks)), axis=1)
         size = len(blocks) * BLOCK_SIZE * shape.bytes_per_position
         count = min(max(FEWEST_LAYERS, -(-BYTES // size)), MOST_LAYERS)
         self.kv = torch.empty(
@@ -88,13 +95,16 @@ class Layers:
     def paged(
         self,
         own_split: int | None = None,
-        prefix_split: int = PREFIX_SPLIT,
+        prefix_split: int | None = None,
         decode_options: Options | None = None,
         prefix_options: Options | None = None,
-        merge_options: Options | None = None,
     ) -> PagedDecode:
+        """Cut as the engine cuts, unless splits are given."""
         shape = self.shape
-        parts = -(-shape.prefix // prefix_split) - (-shape.own[1] // (own_split or OWN_SPLITS[0]))
+        own_split = own_split or EvenCuts.of(shape.rows, shape.kv_heads).own_split
+        parts = EvenCuts.most_parts(shape.prefix + shape.own[1])
+        if prefix_split is not None:
+            parts = -(-shape.prefix // prefix_split) - (-shape.own[1] // own_split)
         paged = PagedDecode(
             max_rows=shape.rows,
             max_parts=shape.rows * parts,
@@ -105,20 +115,20 @@ class Layers:
             block_size=BLOCK_SIZE,
             dtype=DTYPE,
             device=self.kv.device,
-            cuts=EvenCuts(own_split or EvenCuts.of(shape.rows, shape.kv_heads).own_split, prefix_split),
+            cuts=None if prefix_split is None else EvenCuts(own_split, prefix_split),
             decode_options=decode_options,
             prefix_options=prefix_options,
-            merge_options=merge_options,
         )
         paged.tables.copy_(torch.from_numpy(self.tables))
-        prefix = SharedPrefix(shape.prefix // BLOCK_SIZE, tuple(range(shape.rows)))
+        sharers = np.arange(shape.rows).reshape(shape.prefixes, -1).tolist()
+        prefixes = [SharedPrefix(shape.prefix // BLOCK_SIZE, tuple(rows)) for rows in sharers]
         ends = shape.prefix + self.own
         reads = Reads.of(
             np.arange(shape.rows),
             np.ones_like(ends),
             ends,
             [()] * shape.rows,
-            [prefix] if shape.prefix else [],
+            prefixes if shape.prefix else [],
             block_size=BLOCK_SIZE,
             size=shape.rows,
         )
@@ -147,13 +157,13 @@ def microseconds(launch: Callable[[Tensor], None], layers: Tensor) -> float:
 
 
 def sdpa_microseconds(shape: Shape, queries_per_kv_head: int, batch: int, length: int) -> float:
-    """Dense attention over contiguous keys and values."""
-    heads = shape.kv_heads if batch == 1 else shape.heads
+    """Dense attention over contiguous keys and values: of rows apart, or of all heads that read the same keys."""
+    heads = shape.heads if queries_per_kv_head == 1 else shape.kv_heads
     q = torch.randn(batch, heads, queries_per_kv_head, shape.head_dim, dtype=DTYPE, device="cuda")
     kv = torch.randn(FEWEST_LAYERS, 2, batch, shape.kv_heads, length, shape.head_dim, dtype=DTYPE, device="cuda")
 
     def launch(layer: Tensor) -> None:
-        F.scaled_dot_product_attention(q, layer[0], layer[1], enable_gqa=batch > 1)
+        F.scaled_dot_product_attention(q, layer[0], layer[1], enable_gqa=queries_per_kv_head == 1)
 
     return microseconds(launch, kv)
 
@@ -182,17 +192,16 @@ def report(layers: Layers) -> dict[str, float]:
     if shape.prefix:
         flops = 4 * shape.rows * shape.heads * shape.prefix * shape.head_dim
         time = microseconds(lambda layer: paged.attend_shared(layers.queries, layer), layers.kv)
-        size = shape.prefix * shape.bytes_per_position
+        size = shape.prefixes * shape.prefix * shape.bytes_per_position
         show("prefix", time, f"{speed(size, time)}, {flops / time / 1e6:.0f} TFLOP/s")
-        time = sdpa_microseconds(shape, shape.rows * heads_per_kv_head, 1, shape.prefix)
+        queries = shape.rows // shape.prefixes * heads_per_kv_head
+        time = sdpa_microseconds(shape, queries, shape.prefixes, shape.prefix)
         show("SDPA, prefix", time, f"{flops / time / 1e6:.0f} TFLOP/s")
-    time = microseconds(lambda _: paged.merge_parts(layers.out), layers.kv)
-    show("merge", time)
     with_prefix = bool(shape.prefix)
     time = microseconds(
         lambda layer: paged.attend(layers.queries, layer, layers.out, with_prefix=with_prefix), layers.kv
     )
-    show("all", time, speed(own_bytes + shape.prefix * shape.bytes_per_position, time))
+    show("all", time, speed(own_bytes + shape.prefixes * shape.prefix * shape.bytes_per_position, time))
     if not with_prefix:
         for own_split, block_n in product((64, 128, 256, 512), (32, 64, 128)):
             if block_n <= own_split:
@@ -202,24 +211,17 @@ def report(layers: Layers) -> dict[str, float]:
 
 
 def decode_time(layers: Layers, own_split: int, **options: int) -> float:
-    paged = layers.paged(own_split=own_split, decode_options=options)
-    return microseconds(lambda layer: paged.attend_own(layers.queries, layer, layers.out), layers.kv)
+    paged = layers.paged(own_split=own_split, prefix_split=PREFIX_SPLIT, decode_options=options)
+    with_prefix = bool(layers.shape.prefix)
+    return microseconds(
+        lambda layer: paged.attend_own(layers.queries, layer, layers.out, with_prefix=with_prefix), layers.kv
+    )
 
 
-def prefix_and_merge_time(layers: Layers, prefix_split: int, **options: int) -> float:
-    """Both together, because shorter stretches spread the prefix better but give the merge more to do."""
+def whole_time(layers: Layers, prefix_split: int, **options: int) -> float:
+    """With the decode kernel, because shorter stretches spread the prefix better but give it more to merge."""
     paged = layers.paged(prefix_split=prefix_split, prefix_options=options)
-
-    def launch(layer: Tensor) -> None:
-        paged.attend_shared(layers.queries, layer)
-        paged.merge_parts(layers.out)
-
-    return microseconds(launch, layers.kv)
-
-
-def merge_time(layers: Layers, **options: int) -> float:
-    paged = layers.paged(merge_options=options)
-    return microseconds(lambda _: paged.merge_parts(layers.out), layers.kv)
+    return microseconds(lambda layer: paged.attend(layers.queries, layer, layers.out, with_prefix=True), layers.kv)
 
 
 def sweep(
@@ -247,14 +249,10 @@ DECODE_GRID = {
     "own_split": (256, 512),
 }
 PREFIX_GRID = {
-    "block_m": (64, 128),
-    "block_n": (32, 64, 128),
-    "num_warps": (4, 8),
-    "num_stages": (2, 3, 5),
+    "block_n": (64, 128),
     "num_programs": (1, 2, 4),
-    "prefix_split": (512, 1024, 2048, 4096),
+    "prefix_split": (256, 512, 768, 1024, 1664, 2048, 2432, 4096),
 }
-MERGE_GRID = {"parts": (1, 2, 4, 8, 16), "num_warps": (1, 2, 4)}
 
 
 def main() -> None:
@@ -274,8 +272,7 @@ def main() -> None:
         if options.sweep:
             sweep("decode", decode_time, layers, DECODE_GRID, options.top)
             if shape.prefix:
-                sweep("prefix + merge", prefix_and_merge_time, layers, PREFIX_GRID, options.top)
-            sweep("merge", merge_time, layers, MERGE_GRID, options.top)
+                sweep("all, by prefix", whole_time, layers, PREFIX_GRID, options.top)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     facts = {"machine": torch.cuda.get_device_name(), "commit": commit.stdout.strip()}
     print(json.dumps({"engine": "ramify", "workload": "kernels", "us_per_layer": results, **facts}))

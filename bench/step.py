@@ -42,7 +42,7 @@ from ramify.gpu.product_forms import OneForm, Vendor
 
 FLOORS = ("_begin", "_propose", "_weigh_rows", "_narrow", "_finish")  # of top-k, top-p and min-p
 PARTS = {
-    "attention": ("_decode", "_prefix", "_merge", "_attend", "flash"),
+    "attention": ("_decode", "_prefix", "_attend", "flash"),
     "sampler": ("_score_blocks", "_keep_above", "_draw_tokens", "_report", "_control", "_count", "_match", *FLOORS),
     "norm, rope, activation": ("_add_rms_norm", "_rope_and_write", "_silu_and_multiply"),
     "products": ("_row_product", "_tiled", "gemm", "gemv", "cutlass", "splitK", "nvjet", "cublas"),

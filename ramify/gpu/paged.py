@@ -2,17 +2,18 @@
 
 once a step     write_list      a WorkList to the device, in one copy
 once a layer    attend          decode_attention, or with shared prefixes
-                                prefix_attention -> decode_attention -> merge
+                                prefix_attention, hopper_prefix on Hopper -> decode_attention, which merges
 
 the list, one int32 buffer
-| header | first_part | num_parts | groups | members | own items | prefix items |  unused  |
-  16       max_rows     max_rows    2 each   max_rows  wherever the one before ends
+| header | first_part | num_parts | shared_parts | groups | members | own items | prefix items |  unused  |
+  16       max_rows     max_rows    max_rows       2 each   max_rows  wherever the one before ends
 header: number of own items, where they begin, number of prefix items, where they begin
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +21,10 @@ from torch import Tensor
 from ramify.device.reads import Reads
 from ramify.device.staging import Staging
 from ramify.gpu.kernels import decode_attention as decode
+from ramify.gpu.kernels import hopper_prefix as hopper
 from ramify.gpu.kernels import prefix_attention as prefix
-from ramify.gpu.kernels.merge import merge
 from ramify.gpu.kernels.overlap import can_overlap
-from ramify.gpu.kernels.stretches import Cuts, EvenCuts
+from ramify.gpu.kernels.stretches import Cuts, EvenCuts, PrefixTiles
 from ramify.gpu.kernels.walk import EXACT_BLOCK_M
 from ramify.gpu.kernels.work_list import (
     GROUP_FIELDS,
@@ -62,7 +63,6 @@ class PagedDecode:
         exact: bool = False,
         decode_options: Mapping[str, int] | None = None,
         prefix_options: Mapping[str, int] | None = None,
-        merge_options: Mapping[str, int] | None = None,
     ) -> None:
         processors = _PROCESSORS_WITHOUT_A_GPU
         if device.type == "cuda":
@@ -70,13 +70,22 @@ class PagedDecode:
         self._processors, self._kv_heads = processors, kv_heads
         self._decode_options = dict(decode_options or {})
         self._overlap = can_overlap(device)
-        self._prefix_options = {
-            "num_programs": processors * prefix.PROGRAMS_PER_PROCESSOR,
-            "block_m": (EXACT_BLOCK_M if exact else prefix.BLOCK_M)[dtype.itemsize],
+        self._is_scheduled = not exact and hopper.can_schedule(device, dtype, head_dim)
+        programs = hopper.PROGRAMS_PER_PROCESSOR if self._is_scheduled else prefix.PROGRAMS_PER_PROCESSOR
+        tile = hopper.BLOCK_M if self._is_scheduled else (EXACT_BLOCK_M if exact else prefix.BLOCK_M)[dtype.itemsize]
+        self._prefix_options: dict[str, Any] = {
+            "num_programs": processors * programs,
+            "block_m": tile,
             **(prefix_options or {}),
         }
-        self._merge_options = dict(merge_options or {})
         self._queries_per_row = heads // kv_heads
+        self._tiles = PrefixTiles(
+            queries=self._prefix_options["block_m"],
+            positions=hopper.BLOCK_N if self._is_scheduled else prefix.BLOCK_N[dtype.itemsize],
+            programs=self._prefix_options["num_programs"],
+            kv_heads=kv_heads,
+            queries_per_row=self._queries_per_row,
+        )
         if self._queries_per_row > self._prefix_options["block_m"]:
             raise ValueError(f"{self._queries_per_row} query heads of one key-value head are more than a tile takes")
         self._block_size = block_size
@@ -88,13 +97,14 @@ class PagedDecode:
         self._arrived = torch.zeros(max_rows, kv_heads, dtype=torch.int32, device=device)
 
         rows = -(-max_rows // _ALIGNED) * _ALIGNED
-        self._sections = [_HEADER + rows * number for number in (0, 1, 2, 2 + GROUP_FIELDS, 3 + GROUP_FIELDS)]
+        self._sections = [_HEADER + rows * number for number in (0, 1, 2, 3, 3 + GROUP_FIELDS, 4 + GROUP_FIELDS)]
         size = self._sections[-1] + PREFIX_FIELDS * max_parts
         self._list = torch.zeros(size, dtype=torch.int32, device=device)
         self._staging = Staging(size, dtype=torch.int32, device=device)
         self._own_count, self._prefix_count = self._list[0:2], self._list[2:4]
-        parts, counts, groups, members, _ = self._sections
-        self._first_part, self._num_parts = self._list[parts:counts], self._list[counts:groups]
+        parts, counts, shared, groups, members, _ = self._sections
+        self._first_part, self._num_parts = self._list[parts:counts], self._list[counts:shared]
+        self._shared_parts = self._list[shared:groups]
         self._groups, self._members = self._list[groups:members], self._list[members:]
 
     def work_list(self, reads: Reads) -> WorkList:
@@ -103,7 +113,7 @@ class PagedDecode:
             reads,
             queries_per_row=self._queries_per_row,
             query_tile=self._prefix_options["block_m"],
-            cuts=self._cuts or EvenCuts.of(reads.num_singles, self._kv_heads),
+            cuts=self._cuts or EvenCuts.of(reads.num_singles, self._kv_heads, self._tiles),
         )
 
     def write_list(self, work: WorkList) -> None:
@@ -115,13 +125,15 @@ class PagedDecode:
             raise ValueError(f"a list of {work.total_parts} parts; there is room for {self._max_parts}")
         staging = self._staging.take()
         packed = staging.numpy()
-        first_part, num_parts, groups, members, own = self._sections
+        first_part, num_parts, shared_parts, groups, members, own = self._sections
         prefix_items = own + work.own.size
         end = prefix_items + work.prefix.size
         packed[:4] = len(work.own), own, len(work.prefix), prefix_items
         packed[first_part : first_part + rows] = work.first_part
         packed[num_parts : num_parts + rows] = work.num_parts
-        packed[num_parts + rows : groups] = 0
+        packed[num_parts + rows : shared_parts] = 0
+        packed[shared_parts : shared_parts + rows] = work.shared_parts
+        packed[shared_parts + rows : groups] = 0
         packed[groups : groups + work.groups.size] = work.groups.reshape(-1)
         packed[members : members + len(work.members)] = work.members
         packed[own:prefix_items] = work.own.reshape(-1)
@@ -137,33 +149,25 @@ class PagedDecode:
         """
         if with_prefix:
             self.attend_shared(queries, kv_layer)
-            self.attend_own(queries, kv_layer)
-            self.merge_parts(out)
-        else:
-            self.attend_own(queries, kv_layer, out)
+        self.attend_own(queries, kv_layer, out, with_prefix=with_prefix)
 
     def attend_shared(self, queries: Tensor, kv_layer: Tensor) -> None:
-        prefix.prefix_attention(
-            queries,
-            kv_layer,
-            self.tables,
-            self._prefix_count,
-            self._list,
-            self._groups,
-            self._members,
-            self._first_part,
-            self._partials,
-            self._lse,
-            block_size=self._block_size,
-            exact=self._exact,
-            **self._prefix_options,
-        )
+        lists = (self.tables, self._prefix_count, self._list, self._groups, self._members, self._first_part)
+        parts = (self._partials, self._lse)
+        options = {"block_size": self._block_size, **self._prefix_options}
+        if self._is_scheduled:
+            hopper.prefix_attention(queries, kv_layer, *lists, *parts, overlap=self._overlap, **options)
+        else:
+            prefix.prefix_attention(queries, kv_layer, *lists, *parts, exact=self._exact, **options)
 
-    def attend_own(self, queries: Tensor, kv_layer: Tensor, out: Tensor | None = None) -> None:
-        """Writes parts or, where an output is given, what they come to."""
+    def attend_own(
+        self, queries: Tensor, kv_layer: Tensor, out: Tensor | None = None, *, with_prefix: bool = False
+    ) -> None:
+        """Writes parts or, where an output is given, what they and those of prefixes come to."""
         merging = None
         if out is not None:
-            merging = decode.Merging(self._first_part, self._num_parts, self._arrived, out)
+            shared = self._shared_parts if with_prefix else None
+            merging = decode.Merging(self._first_part, self._num_parts, shared, self._arrived, out)
         # Where rows are few, programs that would find nothing to do take their time to start and end.
         expected = queries.shape[0] * self._kv_heads * decode.PARTS_OF_A_ROW
         fewest, most = (self._processors * each for each in decode.PROGRAMS_PER_PROCESSOR)
@@ -181,15 +185,4 @@ class PagedDecode:
             overlap=self._overlap,
             exact=self._exact,
             **{"num_programs": programs, **self._decode_options},
-        )
-
-    def merge_parts(self, out: Tensor) -> None:
-        merge(
-            self._partials,
-            self._lse,
-            self._first_part,
-            self._num_parts,
-            out,
-            exact=self._exact,
-            **self._merge_options,
         )

@@ -66,6 +66,28 @@ def test_a_step(
     check(attend(paged, scene), scene)
 
 
+def test_rows_may_share_all_of_their_positions(dtype: torch.dtype, device: torch.device) -> None:
+    shared = (SharedPrefix(4, (0, 2)), SharedPrefix(1, (3, 1)))
+    scene = make_scene(
+        (64, 17, 80, 16), shared, heads=4, kv_heads=2, head_dim=32, block_size=16, dtype=dtype, device=device
+    )
+    paged = paged_for(scene)
+    paged.write_list(paged.work_list(decode_reads(scene.lengths, scene.shared)))
+    check(attend(paged, scene), scene)
+
+
+def test_nan_in_what_some_rows_share_shows_in_these_alone(device: torch.device) -> None:
+    scene = make_scene(
+        LENGTHS, SHARED, heads=4, kv_heads=2, head_dim=32, block_size=16, dtype=torch.float32, device=device
+    )
+    scene.kv[scene.tables[5, 1] * 16, 0] = torch.nan  # position 16 of rows 5, 6 and 8
+    paged = paged_for(scene)
+    paged.write_list(paged.work_list(decode_reads(scene.lengths, scene.shared)))
+    out = attend(paged, scene)
+    assert out.isnan().all(1).nonzero().flatten().tolist() == [5, 6, 8]
+    assert not out[[0, 1, 2, 3, 4, 7, 9, 10]].isnan().any()
+
+
 def test_one_list_after_the_other(device: torch.device) -> None:
     """What an earlier list left behind, in more rows and with more shared prefixes, does not show."""
     options = {"heads": 4, "kv_heads": 2, "head_dim": 32, "block_size": 16}

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.engine.plan import SharedPrefix
-from ramify.gpu.kernels.stretches import MOST_OWN_PARTS, EvenCuts, PositionCuts
+from ramify.gpu.kernels.stretches import MOST_OWN_PARTS, MOST_SHARED_PARTS, EvenCuts, PositionCuts, PrefixTiles
 from ramify.gpu.kernels.work_list import WorkList, build_work_list
 from tests.attention_truth import decode_reads
+
+HOPPER = PrefixTiles(queries=64, positions=64, programs=264, kv_heads=2, queries_per_row=6)
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,25 @@ def test_no_row_has_more_parts_than_there_is_room_for(
         decode_reads([16 * blocks + rest], shared),
         queries_per_row=1,
         query_tile=16,
-        cuts=EvenCuts.of(rows, kv_heads),
+        cuts=EvenCuts.of(rows, kv_heads, data.draw(st.sampled_from([HOPPER, HOPPER._replace(positions=32)]))),
     )
     assert work.total_parts <= EvenCuts.most_parts(longest)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sharers", "positions", "split"),
+    [
+        (256, 256, 8192, 1664),  # 24 tiles of queries x 2 heads x 5 parts: 240 of 264 programs
+        (256, 32, 2048, 448),  # 8 groups x 3 tiles x 2 heads x 5 parts: 240
+        (512, 8, 512, 256),  # 64 groups x 2 heads x 2 parts: 256
+        (2, 2, 131_072, 131_072 // MOST_SHARED_PARTS),  # as many parts as there may be
+        (2, 2, 50, 64),
+    ],
+)
+def test_shared_parts_are_cut_so_that_programs_have_as_much_to_do(
+    rows: int, sharers: int, positions: int, split: int
+) -> None:
+    assert HOPPER.split(positions, sharers, rows) == split
 
 
 def test_few_rows_are_cut_short_and_many_are_not() -> None:

@@ -49,6 +49,7 @@ NUM_STAGES = 3
 PROGRAMS_PER_PROCESSOR = (2, 8)  # at least, at most
 PARTS_OF_A_ROW = 8  # that a launch has programs for, where rows are few
 FEWEST_QUERIES = 16  # what a matrix product takes
+LOG2 = tl.constexpr(LOG2_OF_E)
 
 
 class Merging(NamedTuple):
@@ -57,12 +58,13 @@ class Merging(NamedTuple):
 
     first_part: Tensor
     num_parts: Tensor
+    shared_parts: Tensor | None
     arrived: Tensor
     out: Tensor
 
 
 @triton.jit
-def _decode(  # type: ignore[no-untyped-def]
+def _decode(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     queries,
     kv,
     tables,
@@ -72,6 +74,7 @@ def _decode(  # type: ignore[no-untyped-def]
     lse,
     first_part,
     num_parts,
+    shared_parts,
     arrived,
     out,
     rows,
@@ -86,6 +89,7 @@ def _decode(  # type: ignore[no-untyped-def]
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MERGES: tl.constexpr,
+    SHARED: tl.constexpr,
     PER_LINE: tl.constexpr,
     EXACT: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -94,9 +98,10 @@ def _decode(  # type: ignore[no-untyped-def]
     num_items = tl.load(count + NUM_ITEMS)
     first_item = items + tl.load(count + FIRST_ITEM)
     heads: tl.constexpr = KV_HEADS * QUERIES_PER_ROW
-    if OVERLAP:
+    if OVERLAP and not SHARED:
         _prefetch(num_items, first_item, kv, tables, table_stride, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, PER_LINE)
-    wait_for_last(OVERLAP)
+    # Shared parts are asked for last. All that a walk reads was there before the kernel that writes them started.
+    wait_for_last(OVERLAP and not SHARED)
     dim = tl.arange(0, HEAD_DIM)
     query = tl.arange(0, PADDED_QUERIES)
     real = query < QUERIES_PER_ROW
@@ -109,7 +114,10 @@ def _decode(  # type: ignore[no-untyped-def]
         kv_head = work % KV_HEADS
         head = kv_head * QUERIES_PER_ROW + query
         tile = tl.load(
-            queries + row * query_stride + head[:, None] * HEAD_DIM + dim[None, :], mask=real[:, None], other=0.0
+            queries + row * query_stride + head[:, None] * HEAD_DIM + dim[None, :],
+            mask=real[:, None],
+            other=0.0,
+            cache_modifier=".cg",  # past the L1 cache, as where kernels overlap it may hold an earlier layer's
         )
         output, total, peak = begin_part(PADDED_QUERIES, HEAD_DIM, EXACT)
         # One masked loop: a second one for the last tile would wait for memory twice, and the mask costs little here.
@@ -131,38 +139,62 @@ def _decode(  # type: ignore[no-untyped-def]
             MASKED=True,
             EXACT=EXACT,
         )
-        output, score = finish(output, total, peak, EXACT)
-        target = part * heads + head
         row_out = out + row * out_stride + head[:, None] * HEAD_DIM + dim[None, :]
         if MERGES:
             of_row = tl.load(num_parts + row)
-            if of_row == 1:
+            shared = tl.load(shared_parts + row) if SHARED else 0
+            first = tl.load(first_part + row).to(tl.int64) * heads + head
+            # What needs no other part than shared ones stays in registers; exactly, only what is alone.
+            if (of_row if EXACT else of_row - shared) == 1:
                 if EXACT:
-                    nothing, no_weight, no_peak = begin(PADDED_QUERIES, HEAD_DIM)
-                    folded, weight, _ = fold(nothing, no_weight, no_peak, output, score)
-                    output = whole(folded, weight)
-                tl.store(row_out, output.to(out.dtype.element_ty), mask=real[:, None])
+                    merged = _alone(output, total, peak, PADDED_QUERIES, HEAD_DIM)
+                else:
+                    wait_for_last(OVERLAP and SHARED)
+                    merged = _with_parts(output, total, peak, partials, lse, first, shared, real, heads, HEAD_DIM)
+                tl.store(row_out, merged.to(out.dtype.element_ty), mask=real[:, None])
             else:
-                tl.store(partials + target[:, None] * HEAD_DIM + dim[None, :], output, mask=real[:, None])
-                tl.store(lse + target, score, mask=real)
+                _leave(output, total, peak, partials, lse, part * heads + head, real, HEAD_DIM, EXACT)
                 tl.debug_barrier()  # all of this program's part is written before it is counted
                 before = tl.atomic_add(arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel")
-                if before == of_row - 1:
-                    first = tl.load(first_part + row).to(tl.int64) * heads + head
+                if before == of_row - shared - 1:
+                    wait_for_last(OVERLAP and SHARED)
                     merged = _merged(partials, lse, first, of_row, real, heads, PADDED_QUERIES, HEAD_DIM, EXACT)
                     tl.store(row_out, merged.to(out.dtype.element_ty), mask=real[:, None])
                     tl.store(arrived + row * KV_HEADS + kv_head, 0)
         else:
-            tl.store(partials + target[:, None] * HEAD_DIM + dim[None, :], output, mask=real[:, None])
-            tl.store(lse + target, score, mask=real)
+            _leave(output, total, peak, partials, lse, part * heads + head, real, HEAD_DIM, EXACT)
+    wait_for_last(OVERLAP and SHARED)
     if MERGES:
-        for padding in range(tl.program_id(0), rows, tl.num_programs(0)):
-            if tl.load(num_parts + padding) == 0:
-                nothing = tl.zeros([PADDED_QUERIES, HEAD_DIM], dtype=out.dtype.element_ty)
+        for other in range(tl.program_id(0), rows, tl.num_programs(0)):
+            shared = tl.load(shared_parts + other) if SHARED else 0
+            if tl.load(num_parts + other) == shared:  # padding, or a row that shares all of its positions
+                first = tl.load(first_part + other).to(tl.int64) * heads + query
+                row_out = out + other * out_stride + query[:, None] * HEAD_DIM + dim[None, :]
                 for kv_head in range(KV_HEADS):
-                    head = kv_head * QUERIES_PER_ROW + query
-                    row_out = out + padding * out_stride + head[:, None] * HEAD_DIM + dim[None, :]
-                    tl.store(row_out, nothing, mask=real[:, None])
+                    merged = tl.zeros([PADDED_QUERIES, HEAD_DIM], dtype=tl.float32)
+                    at = kv_head * QUERIES_PER_ROW
+                    if shared > 0:
+                        merged = _merged(
+                            partials, lse, first + at, shared, real, heads, PADDED_QUERIES, HEAD_DIM, EXACT
+                        )
+                    tl.store(row_out + at * HEAD_DIM, merged.to(out.dtype.element_ty), mask=real[:, None])
+
+
+@triton.jit
+def _leave(output, total, peak, partials, lse, target, real, HEAD_DIM: tl.constexpr, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Writes what a walk found as a part."""
+    values, score = finish(output, total, peak, EXACT)
+    tl.store(partials + target[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :], values, mask=real[:, None])
+    tl.store(lse + target, score, mask=real)
+
+
+@triton.jit
+def _alone(output, total, peak, PADDED_QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A walk's output where it is a row's only part, folded as parts are."""
+    values, score = finish(output, total, peak, EXACT=True)
+    nothing, no_weight, no_peak = begin(PADDED_QUERIES, HEAD_DIM)
+    folded, weight, _ = fold(nothing, no_weight, no_peak, values, score)
+    return whole(folded, weight)
 
 
 @triton.jit
@@ -191,6 +223,36 @@ def _prefetch(  # type: ignore[no-untyped-def]
         for line in tl.static_range(0, HEAD_DIM, PER_LINE):
             prefetch(keys + line)
             prefetch(keys + keys_to_values + line)
+
+
+@triton.jit
+def _with_parts(  # type: ignore[no-untyped-def]
+    output,  # (PADDED_QUERIES, HEAD_DIM), and as walk keeps them
+    total,
+    peak,
+    partials,
+    lse,
+    source,
+    count,
+    real,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
+    """What a walk found, merged with `count` parts, the first at `source`; loads as in `_merged`."""
+    dim = tl.arange(0, HEAD_DIM)
+    for part in tl.range(0, count, loop_unroll_factor=4):
+        at = source + part * HEADS
+        score = tl.load(lse + at, mask=real, other=0.0, cache_modifier=".cg") * LOG2
+        values = tl.load(
+            partials + at[:, None] * HEAD_DIM + dim[None, :], mask=real[:, None], other=0.0, cache_modifier=".cg"
+        )
+        new_peak = tl.maximum(peak, score)  # finite: every part has seen a position
+        weight = tl.exp2(score - new_peak)
+        shrink = tl.exp2(peak - new_peak)
+        output = output * shrink[:, None] + values * weight[:, None]
+        total = total * shrink + weight
+        peak = new_peak
+    return output / total[:, None]
 
 
 @triton.jit
@@ -230,6 +292,11 @@ def _merged(  # type: ignore[no-untyped-def]
         return output / total[:, None]
 
 
+def _lists(merging: Merging) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    shared = merging.num_parts if merging.shared_parts is None else merging.shared_parts
+    return merging.first_part, merging.num_parts, shared, merging.arrived
+
+
 def decode_attention(
     queries: Tensor,
     kv: Tensor,
@@ -264,7 +331,7 @@ def decode_attention(
         items,
         partials,
         lse,
-        *((count,) * 3 if merging is None else (merging.first_part, merging.num_parts, merging.arrived)),
+        *((count,) * 4 if merging is None else _lists(merging)),
         partials if merging is None else merging.out,
         queries.shape[0],
         queries.stride(0),
@@ -278,6 +345,7 @@ def decode_attention(
         BLOCK_SIZE=block_size,
         BLOCK_N=block_n or (EXACT_BLOCK_N[kv.itemsize] if exact else BLOCK_N),
         MERGES=merging is not None,
+        SHARED=merging is not None and merging.shared_parts is not None,
         PER_LINE=LINE // kv.itemsize,
         EXACT=exact,
         num_warps=num_warps,

@@ -11,7 +11,8 @@ position   0    256   512          4096        4608        16384            1740
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from math import inf
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -20,7 +21,11 @@ from ramify.device.reads import Int64s
 
 OWN_SPLITS = (64, 512)  # positions of a row's own part that one item walks: where rows are few, where they are many
 MOST_OWN_PARTS = 16  # a longer row is cut into longer stretches: who merges its parts takes one after the other
-PREFIX_SPLIT = 1024  # positions of a shared part that one item walks
+PREFIX_SPLIT = 1024  # positions of a shared part that one item walks, where nothing is known of its kernel
+MOST_SHARED_PARTS = 16
+LONGEST_WALK = 48  # tiles of a shared part that one item walks, if it need not have more parts than the most
+# In the time that a tile takes (1.2 us on an H200): to begin and end a walk, and to merge one part more.
+WALK_COST, PART_COST = 5.5, 0.75
 # How long stretches are up to which position. Long rows get longer ones: parts take memory and are merged one by one.
 LENGTHS = ((256, 4_096), (512, 16_384), (1_024, 2**40))
 
@@ -39,20 +44,49 @@ class Cuts(Protocol):
     def own(self, starts: Int64s, ends: Int64s) -> Stretches:
         """The positions of each row behind what it shares."""
 
-    def shared(self, ends: Int64s) -> Stretches:
-        """The positions of each shared part, from 0."""
+    def shared(self, ends: Int64s, sharers: Int64s) -> Stretches:
+        """The positions of each shared part, from 0, which so many rows share."""
+
+
+class PrefixTiles(NamedTuple):
+    """How the kernel of shared parts walks: tiles of queries of one key-value head, over tiles of positions."""
+
+    queries: int
+    positions: int
+    programs: int  # that run at the same time
+    kv_heads: int
+    queries_per_row: int
+
+    @lru_cache(maxsize=4096)  # noqa: B019 (of numbers alone; steps ask for the same ones again and again)
+    def split(self, end: int, sharers: int, rows: int) -> int:
+        """How many positions of a shared part an item walks, so that all items take the least time if all rows of the
+        step were in groups like this one: where a row is cut does not depend on what the others are."""
+        tiles = -(-sharers * self.queries_per_row // self.queries) * self.kv_heads * max(rows // max(sharers, 1), 1)
+        tiles_of_positions = -(-end // self.positions)
+
+        def cost(parts: int) -> float:
+            walked = -(-tiles_of_positions // parts)
+            if walked > LONGEST_WALK and parts < MOST_SHARED_PARTS:
+                return inf
+            return -(-tiles * parts // self.programs) * (walked + WALK_COST) + PART_COST * parts
+
+        parts = min(range(1, MOST_SHARED_PARTS + 1), key=cost)
+        return max(-(-tiles_of_positions // parts), 1) * self.positions
 
 
 @dataclass(frozen=True, slots=True)
 class EvenCuts:
     """A row is cut every `own_split` positions, or twice that, four times that, ..., until it has no more than
-    MOST_OWN_PARTS parts of its own; a shared part every `prefix_split`."""
+    MOST_OWN_PARTS parts of its own; a shared part every `prefix_split`, or as suits its `tiles` in a step of so many
+    `rows`."""
 
     own_split: int
     prefix_split: int = PREFIX_SPLIT
+    tiles: PrefixTiles | None = None
+    rows: int = 0
 
     @classmethod
-    def of(cls, rows: int, kv_heads: int) -> EvenCuts:
+    def of(cls, rows: int, kv_heads: int, tiles: PrefixTiles | None = None) -> EvenCuts:
         """So that rows of 512 positions come to about 256 items, two for each processor of an H200.
 
         A stretch is walked tile by tile and waits for memory at each; where rows are many enough for the chip anyway,
@@ -62,7 +96,7 @@ class EvenCuts:
         split = shortest
         while split < min(2 * rows * kv_heads, longest):
             split *= 2
-        return cls(split)
+        return cls(split, tiles=tiles, rows=rows)
 
     def own(self, starts: Int64s, ends: Int64s) -> Stretches:
         splits = np.full_like(ends, self.own_split)
@@ -70,13 +104,17 @@ class EvenCuts:
             splits[too_many] *= 2
         return _even(starts, ends, splits)
 
-    def shared(self, ends: Int64s) -> Stretches:
-        return _even(np.zeros_like(ends), ends, np.full_like(ends, self.prefix_split))
+    def shared(self, ends: Int64s, sharers: Int64s) -> Stretches:
+        splits = np.full_like(ends, self.prefix_split)
+        if self.tiles is not None:
+            pairs = zip(ends.tolist(), sharers.tolist(), strict=True)
+            splits = np.array([self.tiles.split(end, count, self.rows) for end, count in pairs], np.int64)
+        return _even(np.zeros_like(ends), ends, splits)
 
     @staticmethod
     def most_parts(max_model_len: int) -> int:
-        """Of one row, with any number of rows beside it."""
-        return min(MOST_OWN_PARTS, -(-max_model_len // OWN_SPLITS[0])) - (-max_model_len // PREFIX_SPLIT)
+        """Of one row, with any number of rows beside it, where shared parts are cut as suits their tiles."""
+        return min(MOST_OWN_PARTS, -(-max_model_len // OWN_SPLITS[0])) + MOST_SHARED_PARTS
 
 
 @dataclass(frozen=True)
@@ -106,7 +144,7 @@ class PositionCuts:
         at = first[owners] + indices
         return Stretches(counts, owners, indices, self.positions[at], np.minimum(self.positions[at + 1], ends[owners]))
 
-    def shared(self, ends: Int64s) -> Stretches:
+    def shared(self, ends: Int64s, sharers: Int64s) -> Stretches:  # noqa: ARG002 (by position alone)
         return self.own(np.zeros_like(ends), ends)
 
     @property

@@ -37,6 +37,7 @@ class WorkList:
     members: Int32s  # rows of all groups, group by group
     first_part: Int32s  # (rows,)
     num_parts: Int32s  # (rows,)
+    shared_parts: Int32s  # (rows,) how many of them
 
     @property
     def total_parts(self) -> int:
@@ -63,7 +64,7 @@ def build_work_list(reads: Reads, *, queries_per_row: int, query_tile: int, cuts
         prefixes = np.array([prefix.num_blocks for prefix in reads.shared]) * reads.block_size
         sharers = chain.from_iterable(prefix.sharers for prefix in reads.shared)
         members = reads.first_rows[np.fromiter(sharers, np.int64, int(sizes.sum()))]
-        stretches = cuts.shared(prefixes)
+        stretches = cuts.shared(prefixes, sizes)
         shared_parts[members] = np.repeat(stretches.counts, sizes)
         groups[:, 1] = np.cumsum(sizes) - sizes
         groups[:, 0] = members[groups[:, 1]]
@@ -78,6 +79,7 @@ def build_work_list(reads: Reads, *, queries_per_row: int, query_tile: int, cuts
         members=members.astype(np.int32),
         first_part=first_part.astype(np.int32),
         num_parts=num_parts.astype(np.int32),
+        shared_parts=shared_parts.astype(np.int32),
     )
 
 

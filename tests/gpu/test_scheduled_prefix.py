@@ -1,0 +1,70 @@
+"""Shared prefixes by the kernel that is scheduled by hand, with its own tiles, against float64 attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ramify.engine.plan import SharedPrefix
+from ramify.gpu.kernels import hopper_prefix
+from ramify.gpu.kernels.stretches import EvenCuts
+from ramify.gpu.paged import PagedDecode
+from tests.attention_truth import decode_reads
+from tests.kernels.scene import Scene, make_scene
+from tests.kernels.test_paged import check, write_tables
+
+
+def paged_for(scene: Scene, cuts: EvenCuts | None) -> PagedDecode:
+    _, heads, head_dim = scene.queries.shape
+    paged = PagedDecode(
+        max_rows=len(scene.lengths),
+        max_parts=64 * len(scene.lengths),
+        max_blocks=scene.tables.shape[1],
+        heads=heads,
+        kv_heads=scene.kv.shape[2],
+        head_dim=head_dim,
+        block_size=scene.block_size,
+        dtype=scene.kv.dtype,
+        device=scene.kv.device,
+        cuts=cuts,
+    )
+    write_tables(paged, scene)
+    return paged
+
+
+@pytest.mark.parametrize(
+    ("block_size", "cuts"), [(16, None), (256, None), (5, EvenCuts(512, 500)), (1, EvenCuts(64, 256))]
+)
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [
+        ((12, 2, 128), torch.bfloat16),
+        ((7, 1, 128), torch.float16),
+        ((4, 4, 128), torch.bfloat16),
+        ((8, 2, 64), torch.bfloat16),
+    ],
+)
+def test_rows_of_several_prefixes(
+    sizes: tuple[int, int, int], dtype: torch.dtype, block_size: int, cuts: EvenCuts | None, device: torch.device
+) -> None:
+    """One tile and several, stretches of one key and of many tiles, rows in no group, rows whose own part is cut."""
+    heads, kv_heads, head_dim = sizes
+    if not hopper_prefix.can_schedule(device, dtype, head_dim):
+        pytest.skip("for Hopper's matrix units")
+    blocks = [-(-positions // block_size) for positions in (900, 129, 1)]
+    shared = (
+        SharedPrefix(blocks[0], tuple(range(30))),
+        SharedPrefix(blocks[1], (31, 30, 33)),
+        SharedPrefix(blocks[2], (34, 35)),
+    )
+    covered = {row: prefix.num_blocks * block_size for prefix in shared for row in prefix.sharers}
+    lengths = [covered.get(row, 40) + 1 + 13 * row % 150 for row in range(38)]
+    lengths[36] = 0
+    options = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "block_size": block_size}
+    scene = make_scene(lengths, shared, **options, dtype=dtype, device=device)
+    paged = paged_for(scene, cuts)
+    out = torch.full((38, heads * head_dim), torch.nan, dtype=dtype, device=device)
+    for _ in range(2):
+        paged.write_list(paged.work_list(decode_reads(scene.lengths, scene.shared, block_size)))
+        paged.attend(scene.queries, scene.kv, out, with_prefix=True)
+        check(out, scene)
