@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ramify.device.lane import Lane
 from ramify.device.reads import Int64s
+from ramify.device.sampler_kernels import SamplerKernels
 from ramify.engine.plan import Comparison, PromptReport, Row, TokenReport
 from ramify.sampling.token_reports import report
 
@@ -30,14 +31,26 @@ def rows_asked(lanes: Sequence[Lane], first: Row, count: int) -> Int64s:
     return np.arange(start, start + count)
 
 
-def report_prompts(lanes: Sequence[Lane], asked: Sequence[PromptReport], *, batch_invariant: bool) -> Told:
+def report_prompts(
+    lanes: Sequence[Lane],
+    asked: Sequence[PromptReport],
+    *,
+    batch_invariant: bool,
+    kernels: SamplerKernels | None = None,
+) -> Told:
     """A few rows at a time, whosever they are: a prompt's logits may be larger than the model, and the head's product
-    costs about the same for one row as for many."""
+    costs about the same for one row as for many.
+
+    torch's operators sum in an order that follows from the number of rows: invariant, rows that kernels cannot tell
+    of come one at a time.
+    """
     told = Told([[] for _ in asked], {index: [] for index, each in enumerate(asked) if each.second is not None})
-    alike: dict[tuple[int, ...], list[int]] = {}  # by the models that are asked
+    alike: dict[tuple[tuple[int, ...], bool], list[int]] = {}  # by the models that are asked, and by who tells
     for index, each in enumerate(asked):
-        alike.setdefault(tuple(row.model for row in each.rows()), []).append(index)
-    for models, indices in alike.items():
+        models = tuple(row.model for row in each.rows())
+        most = kernels.most_reported if batch_invariant and kernels is not None and len(models) == 1 else -1
+        alike.setdefault((models, _count_of(each) <= most), []).append(index)
+    for (models, by_kernels), indices in alike.items():
         owners = np.repeat(indices, [len(asked[index].targets) for index in indices])
         targets = [target for index in indices for target in asked[index].targets]
         begun = [(asked[index].rows(), len(asked[index].targets)) for index in indices]
@@ -48,19 +61,32 @@ def report_prompts(lanes: Sequence[Lane], asked: Sequence[PromptReport], *, batc
         for start in range(0, len(targets), ROWS_AT_ONCE):
             some = slice(start, start + ROWS_AT_ONCE)
             logits = [lanes[model].logits(rows[some]) for model, rows in zip(models, columns, strict=True)]
-            chosen = torch.tensor(targets[some], device=logits[0].device)[:, None]
-            step = 1 if batch_invariant else ROWS_AT_ONCE  # a row's sums must not know its neighbours
+            chosen = torch.tensor(targets[some], device=logits[0].device)
+            if by_kernels:
+                assert kernels is not None
+                counts = [_count_of(asked[owner]) for owner in owners[some]]
+                for owner, count, own in zip(
+                    owners[some], counts, kernels.tell(logits[0], chosen, max(counts)), strict=True
+                ):
+                    told.reports[owner].append(own.first(count))
+                continue
+            step = 1 if batch_invariant else ROWS_AT_ONCE
             for row in range(0, len(chosen), step):
                 few = slice(row, row + step)
-                _tell(told, asked, owners[some][few].tolist(), [each[few].clone() for each in logits], chosen[few])
+                few_logits = [each[few].clone() for each in logits]
+                _tell(told, asked, owners[some][few].tolist(), few_logits, chosen[few, None])
     return told
+
+
+def _count_of(asked: PromptReport) -> int:
+    return asked.demands.params.prompt_logprobs or 0
 
 
 def _tell(
     told: Told, asked: Sequence[PromptReport], owners: Sequence[int], logits: Sequence[Tensor], targets: Tensor
 ) -> None:
     """Of a few rows (R, vocabulary) of each model, and their targets (R, 1), to those who asked."""
-    counts = [asked[owner].demands.params.prompt_logprobs or 0 for owner in owners]
+    counts = [_count_of(asked[owner]) for owner in owners]
     if len(logits) == 1:
         for owner, count, [own] in zip(owners, counts, report(logits[0], targets, max(counts)), strict=True):
             told.reports[owner].append(own.first(count))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ramify.device.reads import Int64s
 from ramify.engine.demands import SamplerChoice
-from ramify.engine.plan import Asking, Draw, StepResult
+from ramify.engine.plan import Asking, Draw, StepResult, TokenReport
 
 # Waits for what was drawn in these rows, and tells it in the order of the draws.
 Read = Callable[[Sequence[int] | Int64s, Sequence[Asking]], StepResult]
@@ -21,6 +21,13 @@ class SamplerKernels(Protocol):
     @property
     def tokens(self) -> Tensor:
         """(max_rows,) what was drawn last, row by row."""
+
+    @property
+    def most_reported(self) -> int:
+        """How many of the likeliest tokens it can tell of."""
+
+    def tell(self, logits: Tensor, token_ids: Tensor, count: int) -> list[TokenReport]:
+        """Of given tokens (R,), one of each row of logits (R, vocabulary), beside its `count` likeliest tokens."""
 
     def serves(self, asked: SamplerChoice) -> bool:
         """Whether it can draw what a request asks for."""

@@ -64,7 +64,7 @@ class DeviceStep:
         self.runs_ahead = runs_ahead
         # torch's operators sum in an order that follows from the number of rows: invariant, each row comes alone.
         self.sampler = Sampler(logprobs_mode, mixer, rows_at_once=1 if batch_invariant else ROWS_AT_ONCE)
-        self._batch_invariant = batch_invariant
+        self._batch_invariant, self._kernels = batch_invariant, kernels
         self.graphs = Graphs(self.device, use_graphs=use_graphs)
         num_tracks = 1 if mixer is None else 2
         max_rows = most_rows(max_num_seqs, num_tracks, len(layers))
@@ -128,7 +128,9 @@ class DeviceStep:
         tracks = self._tracks(plan)
         for lane, wanted in zip(self.lanes, self._wanted(plan, tracks), strict=True):
             lane.compute(wanted, draws.tokens)
-        told = report_prompts(self.lanes, plan.prompt_reports, batch_invariant=self._batch_invariant)
+        told = report_prompts(
+            self.lanes, plan.prompt_reports, batch_invariant=self._batch_invariant, kernels=self._kernels
+        )
         ticket = draws.draw(plan, tracks) if tracks else partial(StepResult, [], [])
         if not told.reports:
             return ticket

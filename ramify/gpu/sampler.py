@@ -23,7 +23,7 @@ from ramify.config import LogprobsMode
 from ramify.device.reads import Int64s
 from ramify.device.sampler_kernels import Read
 from ramify.engine.demands import MOST_REPORTED, SamplerChoice, SamplerKind
-from ramify.engine.plan import Asking, Draw, StepResult
+from ramify.engine.plan import Asking, Draw, StepResult, TokenReport
 from ramify.gpu.charges import Charges
 from ramify.gpu.controls import ControlSlots
 from ramify.gpu.kernels.bending import Bends, bend
@@ -137,6 +137,20 @@ class KernelSampler:
     @property
     def tokens(self) -> Tensor:
         return self._drawn.token_ids
+
+    @property
+    def most_reported(self) -> int:
+        return self._num_reported
+
+    def tell(self, logits: Tensor, token_ids: Tensor, count: int) -> list[TokenReport]:
+        rows, vocab_size = logits.shape
+        scores = BlockScores.empty(rows, vocab_size, logits.device)
+        score_blocks(logits, torch.ones(rows, device=logits.device), scores)
+        told = Reports.empty(rows, count, logits.device)
+        report(logits, scores, token_ids, told)
+        logprobs, ranks, top_ids, top_logprobs = told
+        listed = zip(logprobs.tolist(), ranks.tolist(), top_ids.cpu().numpy(), top_logprobs.cpu().numpy(), strict=True)
+        return [TokenReport(*each) for each in listed]
 
     # -- on the host -----------------------------------------------------------------------------------------
 
