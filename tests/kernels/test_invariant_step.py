@@ -37,7 +37,8 @@ def asked(prompt: list[int], **params: object) -> bits.Asked:
 
 FEW = [
     asked([*SHARED[:44], 7], n=2, seed=1, max_tokens=5, logprobs=1),
-    asked([*SHARED[:44], 9], seed=3, max_tokens=5, prompt_logprobs=2),
+    asked([*SHARED[:44], 9], seed=3, max_tokens=5),
+    asked(SHARED[:6], seed=4, max_tokens=1, prompt_logprobs=2),
 ]
 MORE = [
     asked([*SHARED, 7, 8], n=3, seed=1, max_tokens=12, logprobs=2),
