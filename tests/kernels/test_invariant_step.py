@@ -38,7 +38,6 @@ def asked(prompt: list[int], **params: object) -> bits.Asked:
 FEW = [
     asked([*SHARED[:44], 7], n=2, seed=1, max_tokens=5, logprobs=1),
     asked([*SHARED[:44], 9], seed=3, max_tokens=5),
-    asked(SHARED[:6], seed=4, max_tokens=1, prompt_logprobs=2),
 ]
 MORE = [
     asked([*SHARED, 7, 8], n=3, seed=1, max_tokens=12, logprobs=2),
@@ -99,6 +98,21 @@ def test_a_request_alone_and_in_a_busy_schedule(
     busy = engine(folder, device, batched_tokens=batched_tokens, num_kv_blocks=blocks)
     bits.check(alone, bits.told_together(busy, requests, random.Random(0)), requests)
     assert busy.stats()["preemptions"] > 0
+
+
+@pytest.mark.usefixtures("short_stretches")
+def test_prompts_are_told_of_in_the_same_bits(folder: Path, device: torch.device) -> None:
+    """By kernels, beside others that ask for more alternatives, or for fewer."""
+    requests = [
+        asked(SHARED[:7], seed=1, max_tokens=1, prompt_logprobs=2),
+        asked(SHARED[:9], seed=2, max_tokens=1, prompt_logprobs=0),
+        asked(SHARED[3:8], seed=3, max_tokens=1, prompt_logprobs=9),
+    ]
+    llm = engine(folder, device)
+    alone = bits.told_alone(llm, requests)
+    llm.reset_prefix_cache()
+    bits.check(alone, bits.told_together(llm, requests, random.Random(0)), requests)
+    assert all(len(told[0]) == len(each.prompt) for told, each in zip(alone, requests, strict=True))
 
 
 @pytest.mark.parametrize(
