@@ -42,10 +42,10 @@ from ramify.gpu.product_forms import OneForm, Vendor
 
 FLOORS = ("_begin", "_propose", "_weigh_rows", "_narrow", "_finish")  # of top-k, top-p and min-p
 PARTS = {
-    "attention": ("_decode", "_prefix", "_attend", "flash"),
+    "attention": ("_decode", "_prefix", "_merge", "_attend", "_causal", "flash"),
     "sampler": ("_score_blocks", "_keep_above", "_draw_tokens", "_report", "_control", "_count", "_match", *FLOORS),
     "norm, rope, activation": ("_add_rms_norm", "_rope_and_write", "_silu_and_multiply"),
-    "products": ("_row_product", "_tiled", "gemm", "gemv", "cutlass", "splitK", "nvjet", "cublas"),
+    "products": ("_row_product", "_tiled", "_folded", "gemm", "gemv", "cutlass", "splitK", "nvjet", "cublas"),
 }
 
 
@@ -103,10 +103,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--functions", type=int, default=0, help="how many of the host's functions to name")
     parser.add_argument("--without", nargs="+", choices=["overlap", "products"], default=[])
+    parser.add_argument("--batch-invariant", action="store_true")
     options = parser.parse_args()
     leave_out(options.without)
     with tempfile.TemporaryDirectory() as folder:
-        llm = engine(options.shape, Path(folder))
+        llm = engine(options.shape, Path(folder), batch_invariant=options.batch_invariant)
     results = []
     plain = options.prompts or ([] if options.beams else [Prompts(options.rows, 1, options.length)])
     for prompts, is_beam_search in [*((each, False) for each in plain), *((each, True) for each in options.beams)]:
