@@ -1,8 +1,9 @@
-"""Filters alone, on rows of every kind: milliseconds for 512 rows of 128,256 logits, and how many reads that would be.
+"""Filters alone, on rows of every kind: milliseconds as a captured graph, and how many reads of the logits that is.
 
-    python bench/floors.py [--rows 512] [--vocab 128256]
+    python bench/floors.py [--rows 64 512] [--vocab 49152 128256 151936]
 
-One read is the time of torch's sum over the same logits in the same run. The last line is JSON.
+Scores of all blocks, floors, and sums of what is left are timed together; `unfiltered` is the scores alone. One read is
+the time of torch's sum over the same logits in the same run. Floors are compared with float64. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import triton
@@ -20,6 +22,24 @@ from ramify.gpu.kernels.floors import FloorScratch, find_floors
 from ramify.gpu.kernels.race import BlockScores, keep_above, score_blocks
 
 DEVICE = torch.device("cuda")
+KINDS = ("N(0, 1)", "N(0, 3)", "uniform", "all equal", "one spike", "half ties")
+
+
+class Asked(NamedTuple):
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+ASKED = {
+    "top_p 0.95": Asked(top_p=0.95),
+    "top_p 0.5": Asked(top_p=0.5),
+    "top_k 50": Asked(50),
+    "top_k 50, top_p 0.9": Asked(50, 0.9),
+    "top_k 20000": Asked(20_000),
+    "top_k 20000, top_p 0.9": Asked(20_000, 0.9),
+    "min_p 0.05": Asked(min_p=0.05),
+}
 
 
 def rows_of(kind: str, rows: int, vocab_size: int) -> Tensor:
@@ -37,58 +57,90 @@ def rows_of(kind: str, rows: int, vocab_size: int) -> Tensor:
     return noise
 
 
-KINDS = ("N(0, 1)", "N(0, 3)", "uniform", "all equal", "one spike", "half ties")
+class Filters:
+    """Buffers, and one step over logits (R, V)."""
+
+    def __init__(self, logits: Tensor, asked: Asked) -> None:
+        rows, vocab_size = logits.shape
+        self.logits, self.asked = logits, asked
+        self.ones = torch.ones(rows, device=DEVICE)
+        self.top_k = torch.full((rows,), asked.top_k, dtype=torch.int64, device=DEVICE)
+        self.top_p, self.min_p = self.ones * asked.top_p, self.ones * asked.min_p
+        self.scores = BlockScores.empty(rows, vocab_size, DEVICE)
+        self.scratch = FloorScratch.empty(rows, vocab_size, DEVICE)
+        self.floors = torch.empty(rows, device=DEVICE)
+
+    def score(self) -> None:
+        score_blocks(self.logits, self.ones, self.scores)
+
+    def step(self) -> None:
+        self.score()
+        find_floors(
+            self.logits,
+            self.ones,
+            self.scores,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            scratch=self.scratch,
+            floors=self.floors,
+        )
+        keep_above(self.logits, self.ones, self.floors, self.scores)
+
+    def check(self, count: int = 8) -> None:
+        """The first rows, in float64: what stays is enough, and without the floor's own it is not."""
+        for row, floor in zip(self.logits[:count].double(), self.floors[:count].tolist(), strict=True):
+            kept = row
+            if self.asked.top_k:
+                kept = row[row >= row.topk(self.asked.top_k).values[-1]]
+            if self.asked.top_p < 1:
+                masses = kept.softmax(0)
+                assert float(masses[kept >= floor].sum()) >= self.asked.top_p * (1 - 1e-5), self.asked
+                assert float(masses[kept > floor].sum()) < self.asked.top_p + 1e-5, self.asked
+            elif self.asked.top_k:
+                assert floor == float(kept.min()), self.asked
 
 
 def timed(body: Callable[[], object]) -> float:
-    milliseconds: float = triton.testing.do_bench(body, warmup=20, rep=60, return_mode="median")
+    """Median milliseconds of a graph, the cache cleared before each run."""
+    body()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        body()
+    milliseconds: float = triton.testing.do_bench(graph.replay, warmup=4, rep=16, return_mode="median")
     return milliseconds
+
+
+def measure(rows: int, vocab_size: int) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    print(f"{rows} rows of {vocab_size:,} logits")
+    print(f"{'':<12}" + "".join(f"{name:>24}" for name in (*ASKED, "unfiltered", "one read")))
+    for kind in KINDS:
+        logits = rows_of(kind, rows, vocab_size)
+        line = {}
+        for name, asked in ASKED.items():
+            filters = Filters(logits, asked)
+            line[name] = timed(filters.step)
+            filters.check()
+        line["unfiltered"] = timed(Filters(logits, Asked()).score)
+        line["one read"] = timed(partial(logits.sum, -1))
+        print(f"{kind:<12}" + "".join(f"{value:24.3f}" for value in line.values()), flush=True)
+        found[kind] = {name: round(value, 4) for name, value in line.items()}
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rows", type=int, default=512)
-    parser.add_argument("--vocab", type=int, default=128_256)
+    parser.add_argument("--rows", type=int, nargs="+", default=[64, 512])
+    parser.add_argument("--vocab", type=int, nargs="+", default=[49_152, 128_256, 151_936])
     options = parser.parse_args()
-    rows, vocab_size = options.rows, options.vocab
-    scores = BlockScores.empty(rows, vocab_size, DEVICE)
-    scratch, floors = FloorScratch.empty(rows, vocab_size, DEVICE), torch.empty(rows, device=DEVICE)
-    ones = torch.ones(rows, device=DEVICE)
-    asked = {
-        "top_p 0.95": (0, 0.95),
-        "top_p 0.5": (0, 0.5),
-        "top_k 50, top_p 0.9": (50, 0.9),
-        "top_k 20000": (20_000, 1.0),
-    }
-    found: dict[str, dict[str, float]] = {}
-    print(f"{rows} rows of {vocab_size:,} logits, ms for scores, floors and sums of what is left")
-    print(f"{'':<14}" + "".join(f"{name:>22}" for name in asked) + f"{'one read':>12}")
-    for kind in KINDS:
-        logits = rows_of(kind, rows, vocab_size)
-        read = timed(partial(logits.sum, -1))
-        line = {}
-        for name, (k, p) in asked.items():
-            top_k = torch.full((rows,), k, dtype=torch.int64, device=DEVICE)
-            top_p = ones * p
-
-            def body(logits: Tensor = logits, top_k: Tensor = top_k, top_p: Tensor = top_p) -> None:
-                score_blocks(logits, ones, scores)
-                find_floors(
-                    logits,
-                    ones,
-                    scores,
-                    top_k=top_k,
-                    top_p=top_p,
-                    min_p=torch.zeros_like(ones),
-                    scratch=scratch,
-                    floors=floors,
-                )
-                keep_above(logits, ones, floors, scores)
-
-            line[name] = timed(body)
-        print(f"{kind:<14}" + "".join(f"{value:22.3f}" for value in line.values()) + f"{read:12.3f}", flush=True)
-        found[kind] = {**line, "one read": read}
-    print(json.dumps({"rows": rows, "vocab": vocab_size, "machine": torch.cuda.get_device_name(), "ms": found}))
+    tables = [
+        {"rows": rows, "vocab": vocab_size, "ms": measure(rows, vocab_size)}
+        for rows in options.rows
+        for vocab_size in options.vocab
+    ]
+    print(json.dumps({"bench": "floors", "machine": torch.cuda.get_device_name(), "tables": tables}))
 
 
 if __name__ == "__main__":
