@@ -1,8 +1,8 @@
 """batch_invariant in bfloat16, on widths of real models: requests alone and in three busy schedules, bit for bit.
 
 Tiny models split nothing: these have the widths, heads and vocabularies of 0.6B, 1.5B and 1B models, with three layers:
-how sums are split follows from a layer's shape, so more of them would only take longer. A shape takes some two minutes
-by itself, most of them for compiling and for the 500 requests one at a time.
+how sums are split follows from a layer's shape, so more of them would only take longer. Most of the time goes into
+compiling, and into the 500 requests one at a time.
 """
 
 from __future__ import annotations
