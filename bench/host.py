@@ -132,7 +132,7 @@ class InstantSampler(KernelSampler):
         if not choice.candidates:
             return
         start = time.thread_time()
-        token_ids, weights, logprobs = (part[: len(logits[0])] for part in self._drawn.candidates)
+        token_ids, weights, logprobs, _, _ = (part[: len(logits[0])] for part in self._drawn.candidates)
         token_ids.random_(FIRST_TOKEN, LAST_TOKEN, generator=self._generator)
         weights.copy_(-torch.rand(weights.shape, generator=self._generator).cumsum(-1))
         logprobs.copy_(weights)
