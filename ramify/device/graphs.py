@@ -16,8 +16,7 @@ class Graphs:
         self.is_patient = True
         self._seen: set[Hashable] = set()  # once, and not captured
         self._device = device
-        # torch captures on a stream of the first GPU that captured anything, whichever device is the current one.
-        self._stream = torch.cuda.Stream(device) if self.are_on and device.index else None  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device) if self.are_on else None  # type: ignore[no-untyped-call]
 
     def run(self, shape: Hashable, body: Callable[[], object], *, patiently: bool = False) -> None:
         """Runs a body, which reads and writes buffers that stay where they are; `shape` is all else it depends on.
@@ -33,12 +32,20 @@ class Graphs:
         if patiently and self.is_patient and shape not in self._seen:
             self._seen.add(shape)
         elif self.are_on:
-            torch.cuda.synchronize(self._device)
-            graph = torch.cuda.CUDAGraph()
-            pool = next((other.pool() for other in self.captured.values()), None)
-            with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+            self.captured[shape] = self._capture(body)
+
+    def _capture(self, body: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        """torch.cuda.graph would empty the cache of memory first, and the next body would ask the driver for it all."""
+        graph = torch.cuda.CUDAGraph()
+        pool = next((other.pool() for other in self.captured.values()), None)
+        torch.cuda.synchronize(self._device)
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool)
+            try:
                 body()
-            self.captured[shape] = graph
+            finally:
+                graph.capture_end()
+        return graph
 
     def forget(self) -> None:
         """What was captured knows addresses that are no longer true: it is captured again when it is next needed."""
