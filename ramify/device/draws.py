@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.device.graphs import Graphs, padded
+from ramify.device.graphs import Graphs, Shape, padded
 from ramify.device.lane import Lane, is_in_order
 from ramify.device.last_draws import NO_ROW, LastDraws
 from ramify.device.reads import Int64s
@@ -257,7 +257,7 @@ class Draws:
         return partial(kernels.fetch(steady.choice), steady.rows, draws)
 
     def _run(self, kernels: SamplerKernels, size: int, choice: SamplerChoice) -> None:
-        self._graphs.run((size, choice), lambda: self._draw_all(kernels, size, choice))
+        self._graphs.run(Shape("draws", choice, size), lambda: self._draw_all(kernels, size, choice))
 
     def _draw_all(self, kernels: SamplerKernels, size: int, choice: SamplerChoice) -> None:
         """From the logits that lanes left for graphs."""

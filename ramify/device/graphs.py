@@ -2,9 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
+
+Kind = Literal["decodes", "with prompts", "logits", "draws"]
+
+
+class Shape(NamedTuple):
+    """Of a captured piece: all that it depends on, beside what is in the buffers that it reads."""
+
+    kind: Kind
+    of: Hashable  # the model's lane, or what is asked of draws
+    size: int  # rows, with padding
+    is_shared: bool = False  # whether prefixes are read together
+
+
+@dataclass(slots=True)
+class Tally:
+    """Graphs of one kind, and what making them took of the host."""
+
+    number: int = 0
+    seconds: float = 0.0
+
+
+class MustRunFirstError(Exception):
+    """A piece does something that cannot be captured: it does so when it first runs, and never again."""
+
+
+def must_run_first() -> None:
+    """Before what cannot be captured, or must not be: measurements, buffers that outlive graphs."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise MustRunFirstError
 
 
 class Graphs:
@@ -12,35 +45,59 @@ class Graphs:
 
     def __init__(self, device: torch.device, *, use_graphs: bool = True) -> None:
         self.are_on = use_graphs and device.type == "cuda"
-        self.captured: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self.captured: dict[Shape, torch.cuda.CUDAGraph] = {}
+        self.made: dict[Kind, Tally] = {}
         self.is_patient = True
-        self._seen: set[Hashable] = set()  # once, and not captured
-        self._device = device
+        self._captures_at_once = False
+        self._seen: set[Shape] = set()  # once, and not captured
+        # torch's own stream for captures is one of the first GPU that captured anything, whichever is the current one.
         self._stream = torch.cuda.Stream(device) if self.are_on else None  # type: ignore[no-untyped-call]
 
-    def run(self, shape: Hashable, body: Callable[[], object], *, patiently: bool = False) -> None:
+    @contextmanager
+    def warming_up(self) -> Iterator[None]:
+        """Inside, every piece is captured when it first comes, before it has run: launching it once is enough."""
+        self.is_patient, self._captures_at_once = False, self.are_on
+        try:
+            yield
+        finally:
+            self.is_patient, self._captures_at_once = True, False
+
+    def run(self, shape: Shape, body: Callable[[], object], *, patiently: bool = False) -> None:
         """Runs a body, which reads and writes buffers that stay where they are; `shape` is all else it depends on.
 
         It is captured when it first comes, or patiently, when it comes again (unless `is_patient` is taken away): of
         the many sizes of steps with prompts some come once.
         """
         graph = self.captured.get(shape)
+        began = time.perf_counter()
+        if graph is None and self._captures_at_once:
+            with suppress(MustRunFirstError):
+                graph = self._keep(shape, body, began)
         if graph is not None:
             graph.replay()
             return
-        body()  # also compiles what is not compiled yet, which a capture could not
+        body()  # also compiles what is not compiled yet
         if patiently and self.is_patient and shape not in self._seen:
             self._seen.add(shape)
         elif self.are_on:
-            self.captured[shape] = self._capture(body)
+            self._keep(shape, body, began)
+
+    def _keep(self, shape: Shape, body: Callable[[], object], began: float) -> torch.cuda.CUDAGraph:
+        graph = self.captured[shape] = self._capture(body)
+        tally = self.made.setdefault(shape.kind, Tally())
+        tally.number += 1
+        tally.seconds += time.perf_counter() - began
+        return graph
 
     def _capture(self, body: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        """torch.cuda.graph would empty the cache of memory first, and the next body would ask the driver for it all."""
+        """Not by torch.cuda.graph, which waits for the device and gives all unused memory back to it, every time.
+
+        Relaxed: kernels may be loaded meanwhile, and other threads do as they please.
+        """
         graph = torch.cuda.CUDAGraph()
         pool = next((other.pool() for other in self.captured.values()), None)
-        torch.cuda.synchronize(self._device)
         with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool)
+            graph.capture_begin(pool, capture_error_mode="relaxed")
             try:
                 body()
             finally:

@@ -8,7 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.device.graphs import MOST_ROWS_WITH_PROMPTS, Graphs, padded, padded_with_prompts
+from ramify.device.graphs import (
+    MOST_ROWS_WITH_PROMPTS,
+    Graphs,
+    Shape,
+    must_run_first,
+    padded,
+    padded_with_prompts,
+)
 from ramify.device.last_draws import LastDraws
 from ramify.device.layers import Layers
 from ramify.device.reads import Int64s, Reads
@@ -118,7 +125,8 @@ class Lane:
         if not self._size:
             return
         if self.leaves_all and self._graphs is not None:
-            self._graphs.run((self, self._size, self._has_shared), lambda: self._forward_all(drawn))
+            shape = Shape("decodes", self, self._size, self._has_shared)
+            self._graphs.run(shape, lambda: self._forward_all(drawn))
             return
         self._wanted = wanted
         if self.leaves_logits and self._graphs is not None:
@@ -135,7 +143,7 @@ class Lane:
         self._wanted_rows.send()
         most = min(self._size, len(self._buffer))
         if self._is_captured:
-            shape = (self, self._size, self._has_shared, "with prompts")
+            shape = Shape("with prompts", self, self._size, self._has_shared)
             graphs.run(shape, lambda: self._forward_some(most, drawn), patiently=True)
         else:
             self._forward_some(count, drawn)
@@ -145,7 +153,8 @@ class Lane:
     def capture_logits(self, count: int) -> None:
         """After the first wanted rows of a step with prompts."""
         if self._graphs is not None:
-            self._graphs.run((self, padded(count), "logits"), lambda: self._logits_after(padded(count)))
+            size = padded(count)
+            self._graphs.run(Shape("logits", self, size), lambda: self._logits_after(size))
 
     def logits(self, rows: Int64s) -> Tensor:
         """Float32 logits (len(rows), vocabulary) after these rows."""
@@ -189,6 +198,7 @@ class Lane:
         """Hidden states of the first `count` wanted rows."""
         hidden = self.layers.forward(self._rows.batch(self._size, drawn), self._wanted_rows.device[0, :count])
         if self._wanted_hidden is None:
+            must_run_first()
             self._wanted_hidden = hidden.new_zeros(len(self._buffer), hidden.shape[1])
         self._wanted_hidden[:count] = hidden
 

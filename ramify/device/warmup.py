@@ -5,12 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from ramify.device.graphs import MOST_ROWS_WITH_PROMPTS, padded, padded_with_prompts
+from ramify.device.graphs import MOST_ROWS_WITH_PROMPTS, Kind, padded, padded_with_prompts
 from ramify.device.rehearsal import IN_A_GRAPH, Largest, lengths_of, plan_of
 from ramify.device.step import DeviceStep
 from ramify.engine.plan import Plan, SharedPrefix
 
 SECONDS_BETWEEN_LINES = 1.0
+NAMES: dict[Kind, str] = {
+    "decodes": "of decodes",
+    "with prompts": "with prompts",
+    "logits": "of logits",
+    "draws": "of draws",
+}
 CONTEXT = 1_040  # positions of each sequence: sharing them is worth it for two
 SHARERS = (1, 1)  # what those compute that share a prefix, beside prompts
 
@@ -25,30 +31,33 @@ def warm_up(
     """Runs steps of every padded size, alone and sharing a prefix, and draws of every kind, in an unused cache.
 
     The largest first: what is captured first takes memory that all later ones take again. Says how far it is once a
-    second or so, and when it is done.
+    second or so, and when it is done, how many graphs of each kind took how long.
     """
     began = said = clock()
-    step.graphs.is_patient = False
     sizes = rows_with_prompts(largest) if step.captures_prompts else []
-    for done, rows in enumerate(sizes):
-        if done == 0 or clock() - said >= SECONDS_BETWEEN_LINES:
-            said = clock()
-            say(f"Captured {done} of {len(sizes)} sizes of CUDA graphs with prompts")
-        for is_shared in (False, True):
-            step.launch(prompts(largest, rows, num_blocks, is_shared=is_shared))()
     counts = numbers_of_sequences(largest)
-    for done, count in enumerate(counts):
-        if done == 0 or clock() - said >= SECONDS_BETWEEN_LINES:
-            said = clock()
-            say(f"Captured {done} of {len(counts)} sizes of CUDA graphs")
-        for is_shared in (False, True) if count > 1 else (False,):
-            step.launch(decodes(largest, count, num_blocks, is_shared=is_shared))()
-        step.capture_draws(count)
-        if sizes:
-            step.capture_logits(count)
-    step.graphs.is_patient = True
+    with step.graphs.warming_up():
+        for done, rows in enumerate(sizes):
+            if done == 0 or clock() - said >= SECONDS_BETWEEN_LINES:
+                said = clock()
+                say(f"Captured {done} of {len(sizes)} sizes of CUDA graphs with prompts")
+            for is_shared in (False, True):
+                step.launch(prompts(largest, rows, num_blocks, is_shared=is_shared))()
+        for done, count in enumerate(counts):
+            if done == 0 or clock() - said >= SECONDS_BETWEEN_LINES:
+                said = clock()
+                say(f"Captured {done} of {len(counts)} sizes of CUDA graphs")
+            for is_shared in (False, True) if count > 1 else (False,):
+                step.launch(decodes(largest, count, num_blocks, is_shared=is_shared))()
+            step.capture_draws(count)
+            if sizes:
+                step.capture_logits(count)
     step.reset()
-    say(f"Captured all {len(counts)} sizes of CUDA graphs in {clock() - began:.1f} s")
+    made = step.graphs.made.items()
+    say(
+        f"Captured all {len(counts)} sizes of CUDA graphs in {clock() - began:.1f} s: "
+        + ", ".join(f"{tally.number} {NAMES[kind]} in {tally.seconds:.1f} s" for kind, tally in made)
+    )
 
 
 def numbers_of_sequences(largest: Largest) -> list[int]:

@@ -74,8 +74,8 @@ def test_a_student_elsewhere_on_a_gpu_is_captured_there(folders: tuple[Path, Pat
     step = apart.core.device
     assert isinstance(step, DeviceStep)
     captured = [key for lane in step.lanes for key in _graphs_of(lane.layers)]
-    assert any(key[-1] == "logits" for key in captured)
-    assert any(key[-1] != "logits" for key in captured)
+    assert any(key.kind == "logits" for key in captured)
+    assert any(key.kind == "decodes" for key in captured)
 
 
 def _graphs_of(layers: Any) -> list[Any]:

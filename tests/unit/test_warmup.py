@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from ramify.device.graphs import MOST_ROWS_WITH_PROMPTS, padded, padded_with_prompts
+from ramify.device.graphs import MOST_ROWS_WITH_PROMPTS, Graphs, Tally, padded, padded_with_prompts
 from ramify.device.rehearsal import Largest
 from ramify.device.warmup import decodes, numbers_of_sequences, prompts, rows_with_prompts, warm_up
 
@@ -82,7 +82,8 @@ class Device:
         self.draws: list[int] = []
         self.is_reset = False
         self.captures_prompts = False
-        self.graphs = SimpleNamespace(is_patient=True)
+        self.graphs = Graphs(torch.device("cpu"))
+        self.graphs.made = {"decodes": Tally(9, 2.04), "draws": Tally(120, 0.91)}
 
     def launch(self, plan: Any) -> Any:
         [work] = plan.works
@@ -118,5 +119,5 @@ def test_warming_up_runs_every_size_and_says_how_far_it_is() -> None:
         "Captured 0 of 5 sizes of CUDA graphs",
         "Captured 2 of 5 sizes of CUDA graphs",
         "Captured 4 of 5 sizes of CUDA graphs",
-        "Captured all 5 sizes of CUDA graphs in 3.0 s",
+        "Captured all 5 sizes of CUDA graphs in 3.0 s: 9 of decodes in 2.0 s, 120 of draws in 0.9 s",
     ]
