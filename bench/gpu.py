@@ -57,6 +57,7 @@ def engine(
     batch_invariant: bool = False,
     max_model_len: int | None = None,
     speculation: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> LLM | OptimalSampling:
     shapes = model.split("+")
     folders = []
@@ -72,6 +73,7 @@ def engine(
         "warmup": warmup,
         "batch_invariant": batch_invariant,
         "speculation": speculation,
+        "say": say,
         "max_num_seqs": 512,
         "max_model_len": 2_048 if rehearse else max_model_len or LONGEST.get(model, 9_216),
         "gpu_memory_utilization": MEMORY_SHARE,

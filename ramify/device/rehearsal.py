@@ -6,6 +6,8 @@ but it takes the memory of a real step: contexts are as long, rows and draws as 
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +16,7 @@ import torch
 
 from ramify.device.graphs import MOST_ROWS_WITH_PROMPTS
 from ramify.device.pool import KVPool, bytes_per_block
-from ramify.device.sizing import GpuMemory, numbered
+from ramify.device.sizing import GIB, GpuMemory, numbered
 from ramify.device.step import DeviceStep
 from ramify.engine.demands import Demands
 from ramify.engine.plan import Chunk, Draw, Plan, Row, Work
@@ -22,6 +24,7 @@ from ramify.errors import InvalidInputError
 from ramify.models.decoder import Decoder
 from ramify.sampling_params import SamplingParams
 
+_log = logging.getLogger(__name__)
 NUM_BLOCKS = 64
 # Room for what a rehearsal does not see: graphs of other sizes, and allocations that lie less well. Where steps take
 # more, more is unseen: 3B and 1.5B together took 1.5 GiB over what was measured.
@@ -115,6 +118,7 @@ def measure(
     """
     devices = {numbered(each.device) for each in decoders if each.device.type == "cuda"}
     weights = {device: forget_peak(device) for device in devices}
+    began = time.monotonic()
     try:
         cache = _run(make_step, decoders, largest)
     except torch.OutOfMemoryError as error:
@@ -124,6 +128,9 @@ def measure(
             f"(tensor_parallel_size), and for two models a device each (devices) ({error})"
         ) from None
     found = {device: memory_of(device, cache[device], weights[device]) for device in devices}
+    for device, memory in found.items():
+        beside = (memory.needed - weights[device]) / GIB
+        _log.info("largest steps: run in %.1f s (%.2f GiB on %s for them)", time.monotonic() - began, beside, device)
     for ranks in others:
         for leading, theirs in ranks.memory():
             own = numbered(leading)
