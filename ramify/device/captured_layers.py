@@ -50,7 +50,7 @@ class CapturedLayers:
                 return self._layers.forward(batch, rows)
             for own, column in zip(self._numbers, batch, strict=True):
                 own[:size] = column
-            self.graphs.run(Shape("decodes", None, size, self._has_shared), lambda: self._forward(size))
+            self.graphs.run(Shape("decodes", 0, size, self._has_shared), lambda: self._forward(size))
         assert self._hidden is not None, "computed just now"
         return self._hidden[:size]
 
@@ -60,7 +60,7 @@ class CapturedLayers:
             if kept is None or hidden.data_ptr() != kept.data_ptr() or size > len(kept):
                 return self._layers.logits(hidden, out)
             told = self._logits[:size]
-            self.graphs.run(Shape("logits", None, size), lambda: self._layers.logits(kept[:size], told))
+            self.graphs.run(Shape("logits", 0, size), lambda: self._layers.logits(kept[:size], told))
             return told if out is None else out.copy_(told)
 
     def _forward(self, size: int) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
+
+from ramify.device.guard import through
 
 Kind = Literal["decodes", "with prompts", "logits", "draws"]
 
@@ -17,7 +20,7 @@ class Shape(NamedTuple):
     """Of a captured piece: all that it depends on, beside what is in the buffers that it reads."""
 
     kind: Kind
-    of: Hashable  # the model's lane, or what is asked of draws
+    of: Hashable  # the number of the model's lane, or what is asked of draws: nothing that holds the graphs themselves
     size: int  # rows, with padding
     is_shared: bool = False  # whether prefixes are read together
 
@@ -96,12 +99,17 @@ class Graphs:
         """
         graph = torch.cuda.CUDAGraph()
         pool = next((other.pool() for other in self.captured.values()), None)
-        with torch.cuda.stream(self._stream):
+        assert self._stream is not None, "graphs are on"
+        with through(self._stream):
             graph.capture_begin(pool, capture_error_mode="relaxed")
             try:
                 body()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of a graph that may be empty
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return graph
 
     def forget(self) -> None:

@@ -1,8 +1,12 @@
-"""Which GPU is the current one while something is launched there: kernels, events and graphs go to the current one."""
+"""Which GPU is the current one while something is launched there, and which stream: events and graphs go to these.
+
+Streams are asked for by the number of their GPU. Without one, torch asks the driver each time how many GPUs there are.
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -12,3 +16,19 @@ def on(device: torch.device) -> AbstractContextManager[object]:
     if device.type != "cuda" or device.index is None:
         return nullcontext()
     return torch.cuda.device(device)
+
+
+def record(event: torch.cuda.Event) -> None:
+    """On the current stream."""
+    event.record(torch.cuda.current_stream(torch.cuda.current_device()))
+
+
+@contextmanager
+def through(stream: torch.cuda.Stream) -> Iterator[None]:
+    """A stream of the current GPU is the current one meanwhile."""
+    before = torch.cuda.current_stream(torch.cuda.current_device())
+    torch.cuda.set_stream(stream)
+    try:
+        yield
+    finally:
+        torch.cuda.set_stream(before)

@@ -35,8 +35,18 @@ class Lane:
     read and write must stay where it is. A step of decodes alone is one graph, and all its rows leave their logits. One
     with prompts is two: of all rows, up to hidden states of those that are wanted, and of the logits after these."""
 
-    def __init__(self, layers: Layers, max_rows: int, graphs: Graphs | None, *, captures_prompts: bool = True) -> None:
+    def __init__(
+        self,
+        layers: Layers,
+        max_rows: int,
+        graphs: Graphs | None,
+        *,
+        number: int = 0,
+        captures_prompts: bool = True,
+    ) -> None:
+        """number: among the lanes of one step, whose graphs know it by that."""
         self.layers = layers
+        self._number = number
         self._graphs = graphs
         kept = 0 if graphs is None else max_rows
         self._most_captured = MOST_ROWS_WITH_PROMPTS if kept and captures_prompts else 0  # rows of a step with prompts
@@ -125,7 +135,7 @@ class Lane:
         if not self._size:
             return
         if self.leaves_all and self._graphs is not None:
-            shape = Shape("decodes", self, self._size, self._has_shared)
+            shape = Shape("decodes", self._number, self._size, self._has_shared)
             self._graphs.run(shape, lambda: self._forward_all(drawn))
             return
         self._wanted = wanted
@@ -143,7 +153,7 @@ class Lane:
         self._wanted_rows.send()
         most = min(self._size, len(self._buffer))
         if self._is_captured:
-            shape = Shape("with prompts", self, self._size, self._has_shared)
+            shape = Shape("with prompts", self._number, self._size, self._has_shared)
             graphs.run(shape, lambda: self._forward_some(most, drawn), patiently=True)
         else:
             self._forward_some(count, drawn)
@@ -154,7 +164,7 @@ class Lane:
         """After the first wanted rows of a step with prompts."""
         if self._graphs is not None:
             size = padded(count)
-            self._graphs.run(Shape("logits", self, size), lambda: self._logits_after(size))
+            self._graphs.run(Shape("logits", self._number, size), lambda: self._logits_after(size))
 
     def logits(self, rows: Int64s) -> Tensor:
         """Float32 logits (len(rows), vocabulary) after these rows."""

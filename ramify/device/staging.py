@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ramify.device.guard import record
+
 
 class Staging:
     """Two buffers in turns: the copy of the step before may not have been made yet when the next is written.
@@ -31,4 +33,4 @@ class Staging:
     def sent(self) -> None:
         """The copy from what was taken is on its way."""
         if self._sent:
-            self._sent[self._turn].record()
+            record(self._sent[self._turn])

@@ -75,8 +75,8 @@ class DeviceStep:
         self.captures_prompts = not batch_invariant and all(who == "step" for who in captures)
         graphs = {"step": self.graphs, "layers": Graphs(self.device, use_graphs=False), "nobody": None}
         self.lanes = [
-            Lane(each, max_rows, graphs[who], captures_prompts=self.captures_prompts)
-            for each, who in zip(layers, captures, strict=True)
+            Lane(each, max_rows, graphs[who], number=number, captures_prompts=self.captures_prompts)
+            for number, (each, who) in enumerate(zip(layers, captures, strict=True))
         ]
         self.looks_back = kernels is not None
         self._draws = Draws(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ramify.device.graphs import MOST_ROWS_WITH_PROMPTS, Kind, padded, padded_with_prompts
 from ramify.device.rehearsal import IN_A_GRAPH, Largest, lengths_of, plan_of
 from ramify.device.step import DeviceStep
-from ramify.engine.plan import Plan, SharedPrefix
+from ramify.engine.plan import Plan, SharedPrefix, StepResult, Ticket
+from ramify.process.garbage import collector_paused
 
 SECONDS_BETWEEN_LINES = 1.0
 NAMES: dict[Kind, str] = {
@@ -36,22 +38,26 @@ def warm_up(
     began = said = clock()
     sizes = rows_with_prompts(largest) if step.captures_prompts else []
     counts = numbers_of_sequences(largest)
-    with step.graphs.warming_up():
+    last: Ticket = partial(StepResult, [], [])  # read one behind: the next is captured while the device runs it
+    with collector_paused(), step.graphs.warming_up():
         for done, rows in enumerate(sizes):
             if done == 0 or clock() - said >= SECONDS_BETWEEN_LINES:
                 said = clock()
                 say(f"Captured {done} of {len(sizes)} sizes of CUDA graphs with prompts")
             for is_shared in (False, True):
-                step.launch(prompts(largest, rows, num_blocks, is_shared=is_shared))()
+                before, last = last, step.launch(prompts(largest, rows, num_blocks, is_shared=is_shared))
+                before()
         for done, count in enumerate(counts):
             if done == 0 or clock() - said >= SECONDS_BETWEEN_LINES:
                 said = clock()
                 say(f"Captured {done} of {len(counts)} sizes of CUDA graphs")
             for is_shared in (False, True) if count > 1 else (False,):
-                step.launch(decodes(largest, count, num_blocks, is_shared=is_shared))()
+                before, last = last, step.launch(decodes(largest, count, num_blocks, is_shared=is_shared))
+                before()
             step.capture_draws(count)
             if sizes:
                 step.capture_logits(count)
+    last()
     step.reset()
     made = step.graphs.made.items()
     say(

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from ramify.device.graphs import Graphs, MustRunFirstError, Shape, must_run_first
+from ramify.device.lane import Lane
+from ramify.device.last_draws import LastDraws
+from ramify.device.layers import Batch
+from ramify.device.reads import Reads, SharingRule
+from ramify.engine.plan import Chunk, Work
+
+
+class Graph:
+    def __init__(self, happened: list[str]) -> None:
+        self._happened = happened
+
+    def replay(self) -> None:
+        self._happened.append("replayed")
 
 
 class Noted(Graphs):
@@ -25,16 +41,13 @@ class Noted(Graphs):
             body()
         finally:
             self.is_capturing = False
-        return self
-
-    def replay(self) -> None:
-        self.happened.append("replayed")
+        return Graph(self.happened)
 
     def piece(self) -> None:
         self.happened.append("captured" if self.is_capturing else "ran")
 
 
-DRAWS, PROMPTS = Shape("draws", "plain", 8), Shape("with prompts", None, 64)
+DRAWS, PROMPTS = Shape("draws", "plain", 8), Shape("with prompts", 0, 64)
 
 
 def test_a_piece_runs_is_captured_and_then_replayed() -> None:
@@ -93,3 +106,38 @@ def test_where_graphs_are_off_pieces_just_run() -> None:
     graphs.run(DRAWS, lambda: ran.append(2))
     assert ran == [1, 2]
     assert not graphs.captured
+
+
+class Layers:
+    """Computes nothing."""
+
+    def __init__(self) -> None:
+        self.device, self.vocab_size = torch.device("cpu"), 8
+        self.sharing = SharingRule(fewest_positions=64)
+        self.pool = self
+        self.block_size = 16
+
+    def prepare(self, reads: Reads) -> None: ...
+
+    def forward(self, batch: Batch, rows: Any = None) -> torch.Tensor:  # noqa: ARG002
+        return torch.zeros(len(batch.token_ids), 4)
+
+    def logits(self, hidden: torch.Tensor, out: Any = None) -> Any: ...
+
+
+def test_captured_graphs_do_not_keep_their_lane() -> None:
+    """A rehearsal's buffers are gigabytes: they are free when it is over, not when Python next collects its garbage."""
+    graphs = Noted()
+    lane = Lane(Layers(), 4, graphs)  # type: ignore[arg-type]
+    lane.begin(Work([Chunk([5], 0, (0,), "one")]), LastDraws(), num_wanted=1)
+    lane.compute(np.empty(0, np.int64), torch.zeros(4, dtype=torch.int64))
+    assert [shape.kind for shape in graphs.captured] == ["decodes"]
+    known = weakref.ref(lane)
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        del lane, graphs
+        assert known() is None
+    finally:
+        if was_enabled:
+            gc.enable()
