@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -53,8 +54,6 @@ class Graphs:
         self.is_patient = True
         self._captures_at_once = False
         self._seen: set[Shape] = set()  # once, and not captured
-        # torch's own stream for captures is one of the first GPU that captured anything, whichever is the current one.
-        self._stream = torch.cuda.Stream(device) if self.are_on else None  # type: ignore[no-untyped-call]
 
     @contextmanager
     def warming_up(self) -> Iterator[None]:
@@ -99,8 +98,7 @@ class Graphs:
         """
         graph = torch.cuda.CUDAGraph()
         pool = next((other.pool() for other in self.captured.values()), None)
-        assert self._stream is not None, "graphs are on"
-        with through(self._stream):
+        with through(capture_stream(torch.cuda.current_device())):
             graph.capture_begin(pool, capture_error_mode="relaxed")
             try:
                 body()
@@ -115,6 +113,15 @@ class Graphs:
     def forget(self) -> None:
         """What was captured knows addresses that are no longer true: it is captured again when it is next needed."""
         self.captured.clear()
+
+
+@cache
+def capture_stream(device: int) -> torch.cuda.Stream:
+    """One for each GPU: cuBLAS keeps memory for every stream that it was ever called on.
+
+    torch's own is one of the first GPU that captured anything, whichever is the current one.
+    """
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def padded(count: int) -> int:

@@ -1,7 +1,4 @@
-"""Which GPU is the current one while something is launched there, and which stream: events and graphs go to these.
-
-Streams are asked for by the number of their GPU. Without one, torch asks the driver each time how many GPUs there are.
-"""
+"""Which GPU is the current one while something is launched there, and which stream: kernels and graphs go to these."""
 
 from __future__ import annotations
 
@@ -18,14 +15,12 @@ def on(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device)
 
 
-def record(event: torch.cuda.Event) -> None:
-    """On the current stream."""
-    event.record(torch.cuda.current_stream(torch.cuda.current_device()))
-
-
 @contextmanager
 def through(stream: torch.cuda.Stream) -> Iterator[None]:
-    """A stream of the current GPU is the current one meanwhile."""
+    """A stream of the current GPU is the current one meanwhile.
+
+    As torch.cuda.stream, which asks the driver twice how many GPUs there are.
+    """
     before = torch.cuda.current_stream(torch.cuda.current_device())
     torch.cuda.set_stream(stream)
     try:

@@ -22,6 +22,7 @@ from ramify.engine.demands import Demands
 from ramify.engine.plan import Chunk, Draw, Plan, Row, Work
 from ramify.errors import InvalidInputError
 from ramify.models.decoder import Decoder
+from ramify.process.garbage import collector_paused
 from ramify.sampling_params import SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -163,8 +164,9 @@ def _run(
     size = largest.block_size
     step = make_step([KVPool(each.arch, NUM_BLOCKS, size, each.dtype, each.device) for each in decoders])
     step.graphs.is_patient = False
-    for plan in largest_plans(largest):
-        step.launch(plan)()
+    with collector_paused():
+        for plan in largest_plans(largest):
+            step.launch(plan)()
     taken: dict[torch.device, int] = {}
     for each in decoders:
         device = numbered(each.device)

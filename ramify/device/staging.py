@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ramify.device.guard import record
-
 
 class Staging:
     """Two buffers in turns: the copy of the step before may not have been made yet when the next is written.
@@ -33,4 +31,4 @@ class Staging:
     def sent(self) -> None:
         """The copy from what was taken is on its way."""
         if self._sent:
-            record(self._sent[self._turn])
+            self._sent[self._turn].record()

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ramify.device.guard import record
 from ramify.engine.demands import SamplerChoice
 from ramify.engine.plan import NOT_FINITE, Asking, Expansions, StepResult, TokenReport, quickly
 from ramify.gpu.kernels import race as codes
@@ -121,7 +120,7 @@ class Results:
         for target, source in pairs:
             target.copy_(source, non_blocking=True)
         if self._arrived is not None:
-            record(self._arrived)
+            self._arrived.record()
 
     def read(self, rows: Sequence[int] | NDArray[np.int64], draws: Sequence[Asking]) -> StepResult:
         """Waits; in the order of the plan's draws, whose rows these are."""

@@ -18,6 +18,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "filtered": {"n": 3, "seed": 4, "temperature": 0.7, "top_k": 30, "top_p": 0.9, "max_tokens": 40},
     "penalised": {"n": 2, "seed": 5, "repetition_penalty": 1.3, "max_tokens": 24},
     "reported": {"n": 2, "seed": 6, "logprobs": 4, "max_tokens": 24},
+    "shaped": {"n": 7, "seed": 7, "typical_p": 0.9, "max_tokens": 16},
+    "beams": {"strategy": "beam_search", "beam_width": 7, "n": 2, "max_tokens": 16},
 }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
+from ramify.device.step import DeviceStep
 from tests.conftest import CheckpointMaker
 from tests.gpu.engines import engine, step_of, tokens
 
@@ -29,3 +31,21 @@ def test_nothing_is_captured_after_the_start(make_checkpoint: CheckpointMaker) -
     assert tokens(warm, long, n=8, seed=1, max_tokens=12) == tokens(lazy, long, n=8, seed=1, max_tokens=12)
     assert step_of(warm).graphs.captured.keys() == captured.keys()
     assert len(step_of(lazy).graphs.captured) < len(captured)
+
+
+def test_nothing_of_a_rehearsal_stays(make_checkpoint: CheckpointMaker) -> None:
+    """Its buffers are gigabytes where vocabularies are large; they are free before the cache is made."""
+    gc.collect()
+    before = _num_steps()
+    gc.disable()
+    try:
+        small = {"num_kv_blocks": None, "gpu_memory_utilization": 0.95, "max_num_seqs": 8, "max_model_len": 256}
+        llm = engine(make_checkpoint("llama"), "bfloat16", warmup="full", **small)
+        assert step_of(llm).graphs.captured
+        assert _num_steps() == before + 1
+    finally:
+        gc.enable()
+
+
+def _num_steps() -> int:
+    return sum(isinstance(each, DeviceStep) for each in gc.get_objects())
