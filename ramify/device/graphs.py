@@ -39,7 +39,7 @@ class MustRunFirstError(Exception):
 
 
 def must_run_first() -> None:
-    """Before what cannot be captured, or must not be: measurements, buffers that outlive graphs."""
+    """Before what cannot be captured."""
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         raise MustRunFirstError
 
@@ -54,10 +54,12 @@ class Graphs:
         self.is_patient = True
         self._captures_at_once = False
         self._seen: set[Shape] = set()  # once, and not captured
+        self._ran: set[tuple[Kind, Hashable]] = set()  # in one size at least
 
     @contextmanager
     def warming_up(self) -> Iterator[None]:
-        """Inside, every piece is captured when it first comes, before it has run: launching it once is enough."""
+        """Inside, every piece is captured when it first comes, and all but the first size of a kind before they have
+        run: libraries make their handles when they are first called, and later sizes need launching only once."""
         self.is_patient, self._captures_at_once = False, self.are_on
         try:
             yield
@@ -72,13 +74,14 @@ class Graphs:
         """
         graph = self.captured.get(shape)
         began = time.perf_counter()
-        if graph is None and self._captures_at_once:
+        if graph is None and self._captures_at_once and shape[:2] in self._ran:
             with suppress(MustRunFirstError):
                 graph = self._keep(shape, body, began)
         if graph is not None:
             graph.replay()
             return
         body()  # also compiles what is not compiled yet
+        self._ran.add(shape[:2])
         if patiently and self.is_patient and shape not in self._seen:
             self._seen.add(shape)
         elif self.are_on:

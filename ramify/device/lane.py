@@ -12,7 +12,6 @@ from ramify.device.graphs import (
     MOST_ROWS_WITH_PROMPTS,
     Graphs,
     Shape,
-    must_run_first,
     padded,
     padded_with_prompts,
 )
@@ -208,7 +207,6 @@ class Lane:
         """Hidden states of the first `count` wanted rows."""
         hidden = self.layers.forward(self._rows.batch(self._size, drawn), self._wanted_rows.device[0, :count])
         if self._wanted_hidden is None:
-            must_run_first()
             self._wanted_hidden = hidden.new_zeros(len(self._buffer), hidden.shape[1])
         self._wanted_hidden[:count] = hidden
 

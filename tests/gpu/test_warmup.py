@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+from ramify import OptimalSampling
 from ramify.device.step import DeviceStep
 from tests.conftest import CheckpointMaker
 from tests.gpu.engines import engine, step_of, tokens
@@ -16,6 +17,8 @@ ASKED: list[dict[str, Any]] = [
     {"strategy": "beam_search", "beam_width": 4, "n": 2, "max_tokens": 12},
     {"seed": 4, "max_tokens": 12, "logit_bias": {5: 2.0}, "min_tokens": 4, "top_k": 9},
 ]
+
+PAIR_PROMPTS = [[5, 6, 7], list(range(10, 80))]
 
 
 def test_nothing_is_captured_after_the_start(make_checkpoint: CheckpointMaker) -> None:
@@ -31,6 +34,23 @@ def test_nothing_is_captured_after_the_start(make_checkpoint: CheckpointMaker) -
     assert tokens(warm, long, n=8, seed=1, max_tokens=12) == tokens(lazy, long, n=8, seed=1, max_tokens=12)
     assert step_of(warm).graphs.captured.keys() == captured.keys()
     assert len(step_of(lazy).graphs.captured) < len(captured)
+
+
+def test_a_pair_draws_the_same(make_checkpoint: CheckpointMaker) -> None:
+    folders = [str(make_checkpoint("qwen3", hidden_size=size, num_hidden_layers=2)) for size in (128, 64)]
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "num_kv_blocks": 512, "max_num_seqs": 12}
+    warm, lazy = (OptimalSampling(*folders, device="cuda", warmup=way, **options) for way in ("full", "lazy"))
+    step = warm.core.device
+    assert isinstance(step, DeviceStep)
+    captured = set(step.graphs.captured)
+    assert captured
+    for asked in ({"n": 3}, {"n": 2, "top_p": 0.8}, {"n": 2, "repetition_penalty": 1.3}, {"n": 5, "typical_p": 0.9}):
+        one, other = (
+            each.generate(PAIR_PROMPTS, PAIR_PROMPTS[::-1], seed=3, max_tokens=12, use_tqdm=False, **asked)
+            for each in (warm, lazy)
+        )
+        assert one.generated_ids == other.generated_ids
+    assert set(step.graphs.captured) == captured
 
 
 def test_nothing_of_a_rehearsal_stays(make_checkpoint: CheckpointMaker) -> None:

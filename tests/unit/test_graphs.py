@@ -64,15 +64,19 @@ def test_patiently_it_is_captured_when_it_comes_again() -> None:
     assert graphs.happened == ["ran", "ran", "captured", "replayed"]
 
 
-def test_warming_up_launches_every_piece_once() -> None:
+def test_warming_up_launches_every_size_but_the_first_once() -> None:
     graphs = Noted()
     with graphs.warming_up():
-        graphs.run(PROMPTS, graphs.piece, patiently=True)
-        graphs.run(DRAWS, graphs.piece)
-    assert graphs.happened == ["captured", "replayed"] * 2
-    assert {kind: tally.number for kind, tally in graphs.made.items()} == {"with prompts": 1, "draws": 1}
-    graphs.run(Shape("draws", "plain", 16), graphs.piece)
-    assert graphs.happened[4:] == ["ran", "captured"], "outside, what comes for the first time may not be compiled yet"
+        for shape in (PROMPTS, DRAWS, DRAWS._replace(of="filtered")):
+            graphs.run(shape, graphs.piece, patiently=True)
+            assert graphs.happened == ["ran", "captured"], "the first of its kind"
+            for size in (4, 2):
+                graphs.run(shape._replace(size=size), graphs.piece, patiently=True)
+            assert graphs.happened[2:] == ["captured", "replayed"] * 2
+            graphs.happened.clear()
+    assert {kind: tally.number for kind, tally in graphs.made.items()} == {"with prompts": 3, "draws": 6}
+    graphs.run(DRAWS._replace(size=16), graphs.piece)
+    assert graphs.happened == ["ran", "captured"], "outside, what comes for the first time may not be compiled yet"
 
 
 def test_what_cannot_be_captured_runs_first() -> None:
@@ -87,11 +91,12 @@ def test_what_cannot_be_captured_runs_first() -> None:
         graphs.piece()
 
     with graphs.warming_up():
-        graphs.run(DRAWS, piece)
-        graphs.run(DRAWS, piece)
-    assert graphs.happened == ["ran", "captured", "replayed"]
+        graphs.run(DRAWS, graphs.piece)
+        graphs.run(DRAWS._replace(size=4), piece)
+        graphs.run(DRAWS._replace(size=4), piece)
+    assert graphs.happened == ["ran", "captured", "ran", "captured", "replayed"]
     assert measured == ["once"]
-    assert graphs.made["draws"].number == 1
+    assert graphs.made["draws"].number == 2
 
 
 def test_nothing_must_run_first_where_nothing_is_captured() -> None:
