@@ -106,8 +106,9 @@ class Graphs:
             try:
                 body()
             except BaseException:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of a graph that may be empty
+                # The graph may be empty, or not to be ended: what went wrong first is what is told.
+                with warnings.catch_warnings(), suppress(RuntimeError):
+                    warnings.simplefilter("ignore")
                     graph.capture_end()
                 raise
             graph.capture_end()
