@@ -66,6 +66,7 @@ class InstantDevice:
 
     runs_ahead = False
     looks_back = False
+    chooses = has_chosen = False
 
     def reset(self) -> None:
         pass

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 
 import tokenizers
@@ -31,6 +32,7 @@ from ramify.engine.drafting.drafter import Drafter
 from ramify.engine.drafting.speculation import Speculation
 from ramify.engine.plan import BlockCopy, Plan, Ticket, Work
 from ramify.engine.scheduler import Scheduler
+from ramify.engine.sharing import Table
 from ramify.sampling.mixing import Mixer
 from ramify.sampling_params import SamplingParams
 from ramify.text.codec import TextCodec
@@ -74,15 +76,35 @@ class FakeLayers:
         self.pool = pool
         self.poisoned: Callable[[list[int]], bool] = lambda _tokens: False
         self.logits_of: Callable[[list[int]], Tensor] = lambda seen: logits_after(seen, model)
+        self._tables: dict[int, Table] = {}  # of single rows, as a device keeps them
 
     def prepare(self, reads: Reads) -> None:
         size = reads.block_size
+        reads = replace(reads, tables=self._true_tables(reads))
         for prefix in reads.shared:
             tables = {reads.tables[sharer][: prefix.num_blocks] for sharer in prefix.sharers}
             assert len(tables) == 1, "sharers that do not share"
             assert all(reads.ends[sharer] > prefix.num_blocks * size for sharer in prefix.sharers), "not yet computed"
             assert all(reads.begins[sharer] == prefix.num_blocks * size for sharer in prefix.sharers)
         self._reads = reads
+
+    def _true_tables(self, reads: Reads) -> list[Table]:
+        """Those of beams that only the device knows of follow from the tables of the step before."""
+        followed, before = reads.followed, self._tables
+        singles = zip(reads.first_rows.tolist(), reads.num_rows.tolist(), reads.tables, strict=True)
+        self._tables = {row: table for row, count, table in singles if count == 1}
+        if followed is not None:
+            parents = followed.parents[torch.from_numpy(followed.sources)].tolist()
+            columns = (followed.rows, followed.blocks, followed.indices, followed.is_inside)
+            moves = zip(parents, *(column.tolist() for column in columns), strict=True)
+            copies = []
+            for parent, row, block, index, is_inside in moves:
+                self._tables[row] = (*before[parent][:index], block)
+                if is_inside and before[parent][index] != block:
+                    copies.append(BlockCopy(before[parent][index], block))
+            self.pool.move(Work(copies=copies))
+        rows = zip(reads.first_rows.tolist(), reads.num_rows.tolist(), reads.tables, strict=True)
+        return [self._tables[row] if count == 1 else table for row, count, table in rows]
 
     def forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
         size = self.pool.block_size
@@ -151,6 +173,7 @@ class FakeDevice(DeviceStep):
             kernels=kernels,
             captures=[elsewhere.get(model, "step") for model in range(num_models)],
             runs_ahead=runs_ahead,
+            chooses=num_models == 1 and not elsewhere,
         )
 
     def launch(self, plan: Plan) -> Ticket:

@@ -31,6 +31,8 @@ from ramify.sampling import columns as column
 from ramify.sampling.columns import Columns
 from ramify.sampling.pipeline import Sampler, Source
 
+_NO_ROWS = np.empty(0, np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class DrawTrack:
@@ -103,13 +105,21 @@ class Draws:
         if kernels is not None:
             self.tokens = kernels.tokens
         self.last = LastDraws()
+        self.has_chosen = False  # for the selections of the last plan
         self.steady: Steady | None = None
         self._going_on: _GoingOn | None = None
+
+    @property
+    def parents(self) -> Tensor:
+        """(max_rows,) by the rows of draws: where a beam goes on from, among the rows of its lane."""
+        assert self._kernels is not None, "nothing else chooses"
+        return self._kernels.parents
 
     def reset(self) -> None:
         """Nobody of earlier plans goes on."""
         self._seats = None if self._seats is None else Seats()
         self.last = LastDraws()
+        self.has_chosen = False
         self.steady = None
         self._going_on = None
 
@@ -122,6 +132,7 @@ class Draws:
     def draw(self, plan: Plan, tracks: Sequence[DrawTrack]) -> Ticket:
         """What a plan asks for, from these rows; those of members come first."""
         kernels, onward = self._kernels, plan.onward
+        self.has_chosen = False
         going_on, self._going_on = self._going_on, None  # whoever is to go on is noted again
         if kernels is None:
             return self._draw_in_parts(plan.spelled_out(), tracks)
@@ -141,14 +152,24 @@ class Draws:
         if self._is_one_to_one(plan.draws, tracks):
             return self._draw_captured(kernels, plan, choice, tracks)
         self.last = LastDraws(plan, np.arange(len(plan.draws)))
+        self._select(kernels, plan, choice, np.arange(len(plan.draws)), tracks[0].rows)
         return self._draw_fresh(kernels, plan.draws, self._sources(tracks))
 
-    def go_on(self, steady: Steady, draws: Sequence[Draw]) -> Ticket:
+    def go_on(self, steady: Steady, plan: Plan) -> Ticket:
         """The draws of the captured step before, one position on."""
         assert self._kernels is not None, "captured steps draw by kernels"
         self._rows.go_on(steady.rows)
         self._kernels.go_on(steady.slots)
-        return self._replay(self._kernels, steady, draws)
+        self._select(self._kernels, plan, steady.choice, steady.rows, steady.rows)
+        return self._replay(self._kernels, steady, plan.draws)
+
+    def _select(
+        self, kernels: SamplerKernels, plan: Plan, choice: SamplerChoice, rows: Int64s, lane_rows: Int64s
+    ) -> None:
+        """Tells the kernels whose beams they choose: the plan's own draws are in these rows, from these of a lane."""
+        if choice.chooses:
+            kernels.select(plan.selections, plan.draws, rows, lane_rows)
+            self.has_chosen = True
 
     def _draw_in_parts(self, plan: Plan, tracks: Sequence[DrawTrack]) -> Ticket:
         """By kernels what they serve, as many at once as there are rows, and the rest by torch's operators."""
@@ -161,6 +182,7 @@ class Draws:
             quick = [index for index, is_served in enumerate(served) if is_served]
             for start in range(0, len(quick), self._max_draws):  # many children of one prompt are more than the rows
                 some = quick[start : start + self._max_draws]
+                kernels.select((), (), _NO_ROWS, _NO_ROWS)  # the host chooses
                 wave = self._draw_fresh(kernels, *_some(draws, sources, some), at_once=True)
                 parts.append((some, wave()))
             slow = [index for index, is_served in enumerate(served) if not is_served]
@@ -215,6 +237,7 @@ class Draws:
         drawing_rows = [np.zeros(len(names), np.int64) for names in keys]
         for number, track in enumerate(tracks):
             drawing_rows[track.model][[draw.rows[number].chunk for draw in draws]] = rows
+        self._select(kernels, plan, choice, rows, tracks[0].rows)
         self.last = LastDraws(plan, rows)
         steady = Steady(keys, drawing_rows, rows, slots, choice)
         self.steady = None if self._has_prompts else steady
@@ -243,6 +266,8 @@ class Draws:
         else:
             slots = np.full(len(rows), column.NO_SLOT)
         self._rows.follow(onward, draws, size, slots=slots, changed=going_on.changed)
+        count = len(onward.members)
+        self._select(kernels, plan, choice, rows[count:], tracks[0].rows[count:])
         self._going_on = replace(going_on, changed=(), slots=None if draws else slots)
         self.last = LastDraws(plan, rows)
         if is_captured:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,13 @@ from ramify.sampling.pipeline import Source
 def most_rows(max_num_seqs: int, num_tracks: int, num_models: int) -> int:
     """Single rows of one model in a step, with padding; several tracks of a sequence may be of one model."""
     return padded(max_num_seqs * num_tracks // num_models)
+
+
+class Moving(NamedTuple):
+    """Chunks of beams whose choice only the device knows, and where it notes what they go on from."""
+
+    chunks: Int64s
+    parents: Tensor
 
 
 class Lane:
@@ -71,7 +79,15 @@ class Lane:
         """Whoever comes, comes for the first time."""
         self._rows.reset()
 
-    def begin(self, work: Work, last: LastDraws, onward: Onward | None = None, *, num_wanted: int | None = 0) -> None:
+    def begin(
+        self,
+        work: Work,
+        last: LastDraws,
+        onward: Onward | None = None,
+        *,
+        num_wanted: int | None = 0,
+        moving: Moving | None = None,
+    ) -> None:
         """Gives members and chunks their rows, and tells the layers who reads what.
 
         num_wanted: after so many rows logits will be wanted at most; None: after any number.
@@ -96,16 +112,22 @@ class Lane:
             tables = [*onward.tables, *tables] if chunks else onward.tables
             num_rows = np.concatenate([np.ones_like(onward.positions), num_rows])
             ends = np.concatenate([onward.positions + 1, ends])
-        self._prepare(work, tables, num_rows, ends)
+        self._prepare(work, tables, num_rows, ends, moving)
 
-    def go_on(self, work: Work, drawing_rows: Int64s) -> None:
+    def go_on(self, work: Work, drawing_rows: Int64s, moving: Moving | None = None) -> None:
         """The decodes of the step before, one position on; their tokens were drawn in these rows."""
         tables = [chunk.block_table for chunk in work.chunks]
         positions = self._rows.go_on(tables, self.first_rows, drawing_rows)
-        self._prepare(work, tables, np.ones_like(positions), positions + 1)
+        self._prepare(work, tables, np.ones_like(positions), positions + 1, moving)
 
-    def _prepare(self, work: Work, tables: Sequence[Table], num_rows: Int64s, ends: Int64s) -> None:
+    def _prepare(
+        self, work: Work, tables: Sequence[Table], num_rows: Int64s, ends: Int64s, moving: Moving | None
+    ) -> None:
         block_size = self.layers.pool.block_size
+        followed = None
+        if moving is not None:
+            rows = self.first_rows[self._num_members + moving.chunks]
+            followed = self._rows.followed(rows, moving.parents)
         reads = Reads.of(
             self.first_rows,
             num_rows,
@@ -115,6 +137,7 @@ class Lane:
             block_size=block_size,
             size=self._size,
             num_behind=self._num_behind,
+            followed=followed,
         )
         self._has_shared = bool(reads.shared)
         self.layers.prepare(reads)

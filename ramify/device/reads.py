@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ramify.engine.plan import SharedPrefix
 from ramify.engine.sharing import Table
@@ -46,6 +47,19 @@ class SharingRule:
 
 
 @dataclass(frozen=True, slots=True)
+class Followed:
+    """F single rows, beams whose choice only the device knows: each goes on from another row of the step before, with
+    its blocks, and writes into a block of its own. Their tables, as the host has them, are not true any more."""
+
+    rows: Int64s  # (F,)
+    sources: Int64s  # (F,) where, among the parents, the row is noted that each goes on from
+    blocks: Int64s  # (F,) its own, of the position that it computes
+    indices: Int64s  # (F,) which of its blocks that is
+    is_inside: Int64s  # (F,) 1: the block also holds positions before that one
+    parents: Tensor  # (max_rows,) int64, on the device: rows of the step before
+
+
+@dataclass(frozen=True, slots=True)
 class Reads:
     """Of C chunks. Row i of chunk c sees its shared part, then the positions begins[c] … ends[c] + i - 1."""
 
@@ -58,6 +72,7 @@ class Reads:
     block_size: int
     size: int  # rows of the step, with those that are padding
     num_singles: int  # single rows, with padding among them; they stand before the rows of prompts
+    followed: Followed | None = None
 
     @classmethod
     def of(
@@ -71,13 +86,14 @@ class Reads:
         block_size: int,
         size: int,
         num_behind: int = 0,
+        followed: Followed | None = None,
     ) -> Reads:
         """`num_behind` rows at the end, behind those of prompts, are padding too."""
         begins = np.zeros_like(ends)
         for prefix in shared:
             begins[list(prefix.sharers)] = prefix.num_blocks * block_size
         num_singles = size - num_behind - int(num_rows[num_rows > 1].sum())
-        return cls(first_rows, num_rows, begins, ends, tables, shared, block_size, size, num_singles)
+        return cls(first_rows, num_rows, begins, ends, tables, shared, block_size, size, num_singles, followed)
 
     def of_rows(self, rows: Sequence[int]) -> Reads:
         """Each of these rows as a chunk of its own, in this order."""

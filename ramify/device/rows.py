@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ramify.device.last_draws import LastDraws
 from ramify.device.layers import Batch
-from ramify.device.reads import Int64s, slots_between
+from ramify.device.reads import Followed, Int64s, slots_between
 from ramify.device.seats import Seats
 from ramify.device.staging import Staging
 from ramify.engine.plan import PENDING, Chunk, Draw, Onward
@@ -142,6 +142,13 @@ class ModelRows:
         numbers[SOURCE, rows] = drawing_rows
         self._numbers.send()
         return positions
+
+    def followed(self, rows: Int64s, parents: Tensor) -> Followed:
+        """These rows of the present step, each of which goes on from whom the device has noted where it drew."""
+        numbers = self._numbers.host[:, rows]
+        positions, blocks = numbers[POSITION], numbers[SLOT] // self._block_size
+        is_inside = (positions % self._block_size > 0).astype(np.int64)
+        return Followed(rows, numbers[SOURCE], blocks, positions // self._block_size, is_inside, parents)
 
     def batch(self, size: int, drawn: Tensor) -> Batch:
         """The rows of the step; `drawn` (max_rows,) are the tokens of the step before."""

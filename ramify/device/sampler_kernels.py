@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ramify.device.reads import Int64s
 from ramify.engine.demands import SamplerChoice
-from ramify.engine.plan import Asking, Draw, StepResult, TokenReport
+from ramify.engine.plan import Asking, Draw, Selection, StepResult, TokenReport
 
 # Waits for what was drawn in these rows, and tells it in the order of the draws.
 Read = Callable[[Sequence[int] | Int64s, Sequence[Asking]], StepResult]
@@ -29,6 +29,10 @@ class SamplerKernels(Protocol):
     def tell(self, logits: Tensor, token_ids: Tensor, count: int) -> list[TokenReport]:
         """Of given tokens (R,), one of each row of logits (R, vocabulary), beside its `count` likeliest tokens."""
 
+    @property
+    def parents(self) -> Tensor:
+        """(max_rows,) of the beams that were chosen last, row by row: the rows of their lane that they go on from."""
+
     def serves(self, asked: SamplerChoice) -> bool:
         """Whether it can draw what a request asks for."""
 
@@ -40,6 +44,9 @@ class SamplerKernels(Protocol):
 
     def go_on(self, slots: Int64s) -> None:
         """The draws that settled there, one position on."""
+
+    def select(self, selections: Sequence[Selection], draws: Sequence[Draw], rows: Int64s, lane_rows: Int64s) -> None:
+        """From now on, draws whose choice says so choose the continuations of these beams, which draw in these rows."""
 
     def draw(self, logits: Sequence[Tensor], integers: Tensor, floats: Tensor, choice: SamplerChoice) -> None:
         """From the logits (R, vocabulary) of each track, and the columns of R draws."""

@@ -24,7 +24,7 @@ from ramify.config import LogprobsMode
 from ramify.device.draws import Draws, DrawTrack, Steady
 from ramify.device.graphs import Graphs
 from ramify.device.guard import on
-from ramify.device.lane import Lane, most_rows
+from ramify.device.lane import Lane, Moving, most_rows
 from ramify.device.layers import Layers
 from ramify.device.prompt_reports import report_prompts, rows_asked
 from ramify.device.reads import Int64s
@@ -53,11 +53,14 @@ class DeviceStep:
         checks: Sequence[Callable[[], None]] = (),
         use_graphs: bool = True,
         runs_ahead: bool = False,
+        chooses: bool = False,
         batch_invariant: bool = False,
     ) -> None:
         """captures: of each model, who captures it where there are kernels that draw; default: the step.
 
         checks: asked when results are read; they raise where what was computed means nothing.
+
+        chooses: the layers can follow beams whose choice only the device knows (`Reads.followed`).
         """
         self._checks = checks
         self.device = layers[0].device
@@ -79,6 +82,7 @@ class DeviceStep:
             for number, (each, who) in enumerate(zip(layers, captures, strict=True))
         ]
         self.looks_back = kernels is not None
+        self.chooses = chooses and runs_ahead and kernels is not None and num_tracks == 1
         self._draws = Draws(
             self.lanes,
             self.sampler,
@@ -88,6 +92,11 @@ class DeviceStep:
             num_tracks=num_tracks,
             runs_ahead=runs_ahead,
         )
+
+    @property
+    def has_chosen(self) -> bool:
+        """Whether the last plan's selections are made: their beams may go on before the host knows of it."""
+        return self._draws.has_chosen
 
     def reset(self) -> None:
         """Nobody of earlier plans goes on, and what they left on the way to the device has arrived."""
@@ -123,8 +132,9 @@ class DeviceStep:
         if draws.steady is not None and draws.steady.goes_on_as(plan):
             return self._go_on(draws.steady, plan)
         draws.steady = None
+        moving = self._moving(plan)
         for lane, work, onward in zip_longest(self.lanes, plan.works, (plan.onward,)):
-            lane.begin(work, draws.last, onward, num_wanted=self._num_wanted(plan))
+            lane.begin(work, draws.last, onward, num_wanted=self._num_wanted(plan), moving=moving)
         tracks = self._tracks(plan)
         for lane, wanted in zip(self.lanes, self._wanted(plan, tracks), strict=True):
             lane.compute(wanted, draws.tokens)
@@ -153,11 +163,21 @@ class DeviceStep:
                 lane.capture_logits(count)
 
     def _go_on(self, steady: Steady, plan: Plan) -> Ticket:
+        moving = self._moving(plan)
         for lane, work, drawing_rows in zip(self.lanes, plan.works, steady.drawing_rows, strict=True):
-            lane.go_on(work, drawing_rows)
+            lane.go_on(work, drawing_rows, moving)
         for lane in self.lanes:
             lane.compute(np.empty(0, np.int64), self._draws.tokens)
-        return self._draws.go_on(steady, plan.draws)
+        return self._draws.go_on(steady, plan)
+
+    def _moving(self, plan: Plan) -> Moving | None:
+        chunks = [
+            plan.draws[index].rows[0].chunk
+            for selection in plan.selections
+            if selection.totals is None
+            for index in selection.draws
+        ]
+        return Moving(np.array(chunks, np.int64), self._draws.parents) if chunks else None
 
     def _tracks(self, plan: Plan) -> list[DrawTrack]:
         """Where the draws of a plan are from, those of members first."""

@@ -233,12 +233,16 @@ class BlockManager:
         for block in table:
             counts[block] += 1
 
-    def follow(self, parent: str, key: str) -> None:
+    def follow(self, parent: str, key: str, own_from: int | None = None) -> None:
         """What `release` of a track and then `fork` of the parent by its name come to.
 
-        Siblings differ in their last few blocks: only these are given up and shared.
+        own_from: it keeps its own blocks from this one on, where it has begun to write what comes after. Siblings
+        differ in their last few blocks: only these are given up and shared.
         """
         table, source = self._tables.setdefault(key, []), self._tables.get(parent, [])
+        kept = [] if own_from is None else table[own_from:]
+        if own_from is not None:
+            table, source = table[:own_from], source[:own_from]
         same = min(len(table), len(source))
         while same and table[same - 1] != source[same - 1]:
             same -= 1
@@ -249,7 +253,11 @@ class BlockManager:
             counts[block] += 1
         self._drop(reversed(table[same:]))
         table[same:] = source[same:]
+        self._tables[key] = table
         self._frozen[key] = self.table(parent)
+        if own_from is not None:
+            table += kept
+            self._frozen[key] = tuple(table)
         self._chains[key] = self._chains.get(parent, []).copy()
 
     def release(self, key: str) -> None:

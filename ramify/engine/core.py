@@ -16,11 +16,12 @@ from ramify.engine.kept import KeptPrefixes
 from ramify.engine.launched import Launched
 from ramify.engine.metrics import EngineMetrics, IterationStats, TrackCounts
 from ramify.engine.open_requests import OpenRequests
-from ramify.engine.plan import Draw, Plan, PromptReport, Row, Ticket, quickly
+from ramify.engine.plan import Draw, Plan, PromptReport, Row, Selection, Ticket, quickly
 from ramify.engine.recorder import Recorder
 from ramify.engine.request import Request
 from ramify.engine.schedule import Schedule
 from ramify.engine.scheduler import Scheduler
+from ramify.engine.search.beam import BeamSearch
 from ramify.engine.search.child import Ledger
 from ramify.engine.search.group import Group
 from ramify.engine.search.logprob_rows import Decode
@@ -53,6 +54,16 @@ class Device(Protocol):
     @property
     def looks_back(self) -> bool:
         """Whether it keeps what was drawn for controls that depend on it, where its kernels serve them."""
+        ...
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it can choose the continuations of beams, where its kernels serve them."""
+        ...
+
+    @property
+    def has_chosen(self) -> bool:
+        """Whether it did, for the selections of the last plan: their beams may go on before the host knows them."""
         ...
 
     def launch(self, plan: Plan) -> Ticket: ...
@@ -232,6 +243,7 @@ class EngineCore:
     def _expect(self, launched: Launched) -> None:
         """Before the result is known: one more token for those that just go on, a pause for those that may change."""
         by_kernels = self.device.looks_back
+        chosen = {each.number for each in launched.plan.selections} if self.device.has_chosen else set()
         self.scheduler.stop_those_at_their_end()
         drawn = zip(launched.plan.draws, launched.drawing, strict=True)
         for number, (draw, sequence) in enumerate(drawn, start=launched.num_going_on):
@@ -239,7 +251,11 @@ class EngineCore:
                 continue
             demands = draw.demands
             if demands.steps_together:
-                sequence.is_blocked = True
+                is_last = draw.position + 1 >= demands.longest_output
+                if demands.number in chosen and not is_last and self.scheduler.is_whole(sequence):
+                    self.scheduler.go_on_together(sequence)
+                else:
+                    sequence.is_blocked = True
                 continue
             forks = not draw.position and demands.num_first_draws > 1
             may_run_ahead = demands.may_run_ahead_by_kernels if by_kernels else demands.may_run_ahead
@@ -255,6 +271,7 @@ class EngineCore:
         draws: list[Draw] = []
         drawing: list[Sequence] = []
         reports: list[PromptReport] = []
+        searches: dict[str, list[int]] = {}  # draws of beams whose continuations the device can choose
         for sequence, rows, caught_up in schedule.sequences:
             request_id = sequence.request_id
             group = self.requests.groups[request_id]
@@ -273,11 +290,27 @@ class EngineCore:
                     quickly(Draw, (request_id, parent, child, position, rows, demands, output, 0, sequence.matcher))
                 )
                 drawing.append(sequence)
+            if position and demands.is_chosen_by_kernels and self.device.chooses:
+                searches.setdefault(request_id, []).append(len(draws) - 1)
             if sequence.drafted:
                 draws += draws.pop().run_over(sequence.drafted)
                 drawing += [sequence] * len(sequence.drafted)
         onward = None if schedule.going_on is None else schedule.going_on.onward
-        return Plan(schedule.works, draws, reports, onward), drawing
+        selections = [self._selection(request_id, own, drawing) for request_id, own in searches.items()]
+        return Plan(schedule.works, draws, reports, onward, [each for each in selections if each]), drawing
+
+    def _selection(self, request_id: str, draws: list[int], drawing: list[Sequence]) -> Selection | None:
+        """Of a search all of whose beams run; None while there are fewer, or where some of them are kept by name."""
+        group = self.requests.groups[request_id]
+        search, number = group.strategy, group.demands.number
+        if len(draws) < group.demands.params.resolved_beam_width or group.request.keeps:
+            return None
+        beams = range(draws[0], draws[-1] + 1)
+        if drawing[draws[0]].num_pending:
+            return Selection(number, beams, None)
+        assert isinstance(search, BeamSearch), "nothing else is chosen by kernels"
+        totals, order = search.standing([drawing[index].child for index in draws])
+        return Selection(number, beams, totals, order)
 
     def _give_up(self, sequence: Sequence) -> RequestOutput:
         """Ends a request that waits for blocks which nobody will free: nothing runs, and what is kept stays."""

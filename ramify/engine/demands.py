@@ -21,6 +21,7 @@ MOST_BAD_WORDS = 256  # every word in two spellings
 MOST_CHARGED = 8_192  # tokens that may follow what a text ends with: at most as many as it has
 MOST_WAVES = 16  # siblings of a diverse set
 MOST_ENTRIES = 1_536  # tokens that bias and bans name: as many as callers may name, and 128 ends of the model's own
+MOST_ENDS = 8  # tokens that end a beam
 LARGEST = 1e30  # what callers may ask for beyond it, or beyond its inverse, would be infinite or 0 in float32
 
 
@@ -34,6 +35,7 @@ class SamplerChoice(NamedTuple):
     distinct: bool = False  # the same ranked with noise: draws without replacement
     charges: bool = False  # what repeats the text
     remembers: bool = False  # codes and limits that a draw leaves for the next
+    chooses: bool = False  # which candidates go on, in searches whose steps the host need not wait for
     waves: int = 1  # how often rows are drawn before the last sibling of a diverse set has seen all before it
 
 
@@ -127,6 +129,12 @@ class Demands:
         is_told = self.looks_far_back or self.params.structured_outputs is not None
         waits = self.steps_together or self.remembers or is_told
         return self.may_run_ahead or (not waits and self.sampler != "full")
+
+    @cached_property
+    def is_chosen_by_kernels(self) -> bool:
+        """Whether kernels can choose its beams' continuations, so that its steps need not wait for the host."""
+        is_plain = self.is_beam_search and self.params.num_beam_groups == 1 and self.sampler != "full"
+        return is_plain and not self.is_controlled and not self.looks_back and len(self.end_token_ids) <= MOST_ENDS
 
     @cached_property
     def may_speculate(self) -> bool:
@@ -266,6 +274,7 @@ class Demands:
             self.is_distinct,
             self.looks_far_back,
             self.remembers,
+            self.is_chosen_by_kernels,
             waves,
         )
 

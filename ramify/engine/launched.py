@@ -31,4 +31,12 @@ class Launched:
             onward = going_on.onward
             for index in range(len(onward.members)) if result.faults else sorted(going_on.apart):
                 yield index, onward.draw(index)
-        yield from enumerate(self.plan.draws, start=self.num_going_on)
+        drawn = zip(self.plan.draws, self.drawing, strict=True)
+        for index, (draw, sequence) in enumerate(drawn, start=self.num_going_on):
+            if draw.demands.is_search and sequence.is_finished():
+                continue
+            if draw.parent != sequence.child:
+                # A beam has taken this place since the step was launched: it goes on from what was computed there.
+                yield index, draw._replace(parent=sequence.child, child=sequence.child)
+            else:
+                yield index, draw

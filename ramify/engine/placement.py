@@ -14,6 +14,7 @@ from ramify.engine.prefix import Entry
 from ramify.engine.schedule import Schedule, ScheduledSequence
 from ramify.engine.sequence import Sequence, SequenceStatus, Track
 
+UNKNOWN = (PENDING,)
 ONE = [1]  # the share of a sequence that lacks one position: most of them
 
 
@@ -54,7 +55,7 @@ class Placement:
     def place(self, gang: Gang, share: list[int], schedule: Schedule) -> None:
         if gang.decodes:
             caught_up = 0 not in share
-            if caught_up and self._place_decodes(gang.sequences, schedule):
+            if caught_up and self._place_decodes(gang, schedule):
                 return
         else:
             caught_up = not gang.restart and share == gang.missing()
@@ -74,17 +75,21 @@ class Placement:
                 schedule.sequences.append(ScheduledSequence(sequence, rows, caught_up))
         schedule.tracks[0].num_positions += num_decodes
 
-    def _place_decodes(self, sequences: list[Sequence], schedule: Schedule) -> bool:
+    def _place_decodes(self, gang: Gang, schedule: Schedule) -> bool:
         """What `place_decode` comes to for sequences of one track that stand at the same position, as beams do.
 
         Returns whether they do, and each found a block.
         """
+        sequences = gang.sequences
         tracks = [sequence.tracks[0] for sequence in sequences]
+        num_pending = sequences[0].num_pending
         model, start = tracks[0].model, tracks[0].num_computed
         manager, work = self.managers[model], schedule.works[model]
         if len(sequences) > manager.num_free or start < len(tracks[0].prompt_token_ids):
             return False
-        if any(track.num_computed != start for track in tracks) or any(each.num_pending for each in sequences):
+        if any(track.num_computed != start for track in tracks) or any(
+            each.num_pending != num_pending for each in sequences
+        ):
             return False
         keys = [track.key for track in tracks]
         tables, copies = manager.open_blocks(keys, start)
@@ -95,14 +100,16 @@ class Placement:
             quickly(ScheduledSequence, (sequence, row, True)) for sequence, row in zip(sequences, rows, strict=True)
         ]
         work.chunks += [
-            quickly(Chunk, (sequence.data.output_token_ids[-1:], start, table, key))
+            quickly(Chunk, (UNKNOWN if num_pending else sequence.data.output_token_ids[-1:], start, table, key))
             for sequence, table, key in zip(sequences, tables, keys, strict=True)
         ]
         for track in tracks:
             track.num_computed = start + 1
         if start % manager.block_size in (0, manager.block_size - 1):
             for sequence, track in zip(sequences, tracks, strict=True):
-                manager.publish(track.key, start + 1, partial(sequence.tokens_between, track))
+                manager.publish(track.key, start + 1 - num_pending, partial(sequence.tokens_between, track))
+        if num_pending and gang.may_regrow:
+            schedule.moving.append(range(first, end))
         schedule.tracks[0].num_positions += len(sequences)
         return True
 

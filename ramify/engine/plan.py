@@ -173,6 +173,15 @@ class Onward:
         return [Chunk((PENDING,), position, table, member.key) for member, position, table in columns]
 
 
+class Selection(NamedTuple):
+    """All beams of one search, whose continuations the device chooses by itself: it can go on before the host knows."""
+
+    number: int  # of the request: names the search from step to step
+    draws: range  # of the plan's own draws, those of its beams
+    totals: Sequence[float] | None  # of each beam, the sum of its weights; None: as the device's last choice left them
+    order: Sequence[int] = ()  # of each beam, how many stand before it; told with the totals
+
+
 class PromptReport(NamedTuple):
     """Logprobs to report of `targets`, which follow this row and those after it, and of the likeliest tokens there.
 
@@ -201,6 +210,7 @@ class Plan:
     draws: Sequence[Draw] = ()
     prompt_reports: Sequence[PromptReport] = ()
     onward: Onward | None = None
+    selections: Sequence[Selection] = ()
 
     def spelled_out(self) -> Plan:
         """The same with a chunk and a draw for everyone."""

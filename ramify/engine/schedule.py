@@ -54,6 +54,7 @@ class Schedule:
     works: list[Work]  # of each model
     sequences: list[ScheduledSequence] = field(default_factory=list)  # but for those who just go on
     going_on: GoingOn | None = None
+    moving: list[range] = field(default_factory=list)  # chunks of searches that go on before their choice is known
     num_preempted: int = 0
     num_drafted: int = 0  # tokens, of all sequences
     is_short: bool = False  # some found no room, and nobody could be preempted

@@ -120,14 +120,20 @@ class Scheduler:
             self.standing.gang_of[child.seq_id] = gang
 
     def move(self, moves: Items[tuple[Sequence, Sequence]]) -> None:
-        """Members of a gang that became forks of others of it: they hold what these hold."""
+        """Members of a gang that became forks of others of it: they hold what these hold.
+
+        Where the next step is under way already, each writes into a block of its own, which it keeps.
+        """
         if not moves:
             return
         if self._is_at_a_border(moves[0][0]):
             self._look_for_sharing()
         for parent, sequence in moves:
             for source, target in zip(parent.tracks, sequence.tracks, strict=True):
-                self.managers[source.model].follow(source.key, target.key)
+                manager = self.managers[source.model]
+                is_under_way = not parent.num_missing(source)
+                own_from = (source.num_computed - 1) // manager.block_size if is_under_way else None
+                manager.follow(source.key, target.key, own_from)
                 self._shared_reads[source.model].follow(source.key, target.key)
 
     def _is_at_a_border(self, sequence: Sequence) -> bool:
@@ -159,6 +165,15 @@ class Scheduler:
         sequence.num_pending = 1
         if len(self.managers) == len(sequence.tracks) == 1:
             self.standing.join_cohort(sequence, child, demands, source, is_quiet=is_quiet)
+
+    def is_whole(self, sequence: Sequence) -> bool:
+        """Whether all that step together with it, once the root has forked, are there."""
+        gang = self.standing.gang_of[sequence.seq_id]
+        return len(gang.sequences) == gang.num_together
+
+    def go_on_together(self, sequence: Sequence) -> None:
+        """The same for a member of a gang, if all of it goes on."""
+        sequence.num_pending = 1
 
     def stop_those_at_their_end(self) -> None:
         """Whose token under way is the last one waits for that to be known."""
@@ -204,7 +219,7 @@ class Scheduler:
         for work, shared_reads in zip(schedule.works, self._shared_reads, strict=True):
             # Who was swapped out in this step may then have given up its host blocks too, and another got them.
             work.swaps_out = list({copy.target: copy for copy in work.swaps_out}.values())
-            work.shared = shared_reads.find(work.chunks, onward)
+            work.shared = shared_reads.find(work.chunks, onward, schedule.moving)
         return schedule
 
     def _draft(self, speculation: Speculation, schedule: Schedule, shares: dict[Gang, list[int]]) -> None:

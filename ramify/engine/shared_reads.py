@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ramify.engine.blocks import BlockManager
 from ramify.engine.plan import Chunk, Onward, SharedPrefix
-from ramify.engine.sharing import best_sharing
+from ramify.engine.sharing import best_sharing, common_blocks
 
 
 class SharedReads:
@@ -18,12 +18,13 @@ class SharedReads:
         self._looked_at: set[str] = set()  # tracks; who is not among them has come since
         self._sharing_of: dict[str, int] = {}  # tracks that share, and where
         self._num_blocks: list[int] = []  # of each sharing
+        self._moving: set[str] = set()  # tracks that were looked at as beams whose next parents are not known
         # The members of the last step, if it had nobody else, and what they share.
         self._last: tuple[Sequence[object], list[SharedPrefix]] | None = None
 
     def forget(self) -> None:
         """Tables changed: find out again."""
-        self._looked_at, self._sharing_of, self._num_blocks = set(), {}, []
+        self._looked_at, self._sharing_of, self._num_blocks, self._moving = set(), {}, [], set()
 
     def fork(self, parent: str, child: str) -> None:
         """A track holds the blocks of another: it shares what that one shares, and with those."""
@@ -34,16 +35,28 @@ class SharedReads:
 
     def follow(self, parent: str, key: str) -> None:
         """The same for a track that gave up its own."""
+        is_moving = key in self._moving
         self.leave(key)
         self.fork(parent, key)
+        if is_moving:
+            self._moving.add(key)
 
     def leave(self, key: str) -> None:
         """A track gave up its blocks; whoever comes by its name is another."""
         self._looked_at.discard(key)
+        self._moving.discard(key)
         self._sharing_of.pop(key, None)
 
-    def find(self, chunks: Sequence[Chunk], onward: Onward | None = None) -> list[SharedPrefix]:
-        """Sharers are the members of `onward` by their places, and chunks by theirs behind them."""
+    def find(
+        self, chunks: Sequence[Chunk], onward: Onward | None = None, moving: Sequence[range] = ()
+    ) -> list[SharedPrefix]:
+        """Sharers are the members of `onward` by their places, and chunks by theirs behind them.
+
+        moving: chunks of beams each of which may by now hold the blocks of any other beside it. They share what all of
+        them held when they were last looked at, and no more.
+        """
+        if any(chunks[index].key not in self._moving for beams in moving for index in beams):
+            self.forget()
         members = () if onward is None else onward.members
         changed = () if onward is None else onward.changed
         if not chunks and not changed and self._last is not None and members is self._last[0] and self._looked_at:
@@ -55,7 +68,7 @@ class SharedReads:
             places = (*changed, *range(len(members), len(keys)))
             coming = [keys[index] for index in places if keys[index] not in self._looked_at]
         if any(map(self._manager.is_shared, coming)):
-            self._look(chunks, onward)
+            self._look(chunks, onward, moving)
             self._looked_at = set(keys)
         else:
             self._looked_at.update(coming)
@@ -72,8 +85,14 @@ class SharedReads:
         self._last = (members, shared) if not chunks else None
         return shared
 
-    def _look(self, chunks: Sequence[Chunk], onward: Onward | None) -> None:
+    def _look(self, chunks: Sequence[Chunk], onward: Onward | None, moving: Sequence[range]) -> None:
         rows = [(chunk.key, chunk.start, chunk.block_table) for chunk in chunks]
+        for beams in moving:
+            first = chunks[beams[0]].block_table
+            common = first[: min(common_blocks(first, chunks[index].block_table) for index in beams)]
+            for index in beams:
+                rows[index] = (chunks[index].key, chunks[index].start, common)
+                self._moving.add(chunks[index].key)
         if onward is not None:
             rows = [*zip(onward.keys(), onward.positions.tolist(), onward.tables, strict=True), *rows]
         rows = [row for row in rows if self._manager.is_shared(row[0])]

@@ -28,6 +28,7 @@ from ramify.device.pool import KVPool
 from ramify.device.reads import Reads, SharingRule
 from ramify.errors import UnsupportedError
 from ramify.gpu.exact_prompts import ExactPrompts
+from ramify.gpu.followers import Followers
 from ramify.gpu.form_cache import FormCache
 from ramify.gpu.invariant_products import InvariantWeight
 from ramify.gpu.kernels.overlap import can_overlap
@@ -119,6 +120,7 @@ class GpuLayers:
             exact=batch_invariant,
         )
         self._tables = DeviceTables(self._decodes.tables)
+        self._followers = Followers(self._decodes.tables, pool)
         self._paged_prompts = PagedPrompts(
             max_chunks=max_rows,
             max_blocks=-(-max_model_len // pool.block_size),
@@ -132,6 +134,8 @@ class GpuLayers:
         self._num_decodes, self._has_prompts, self._has_shared = 0, False, False
 
     def prepare(self, reads: Reads) -> None:
+        if reads.followed is not None:
+            self._followers.follow(reads.followed)
         self._tables.follow(reads)
         self._num_decodes, self._has_shared = reads.num_singles, bool(reads.shared)
         self._has_prompts = reads.num_singles < reads.size

@@ -35,7 +35,9 @@ def gpu_step(
         GpuLayers(*model, max_rows=max_rows, max_model_len=max_model_len, batch_invariant=batch_invariant, forms=forms)
         for model in models
     ]
-    return kernel_step(layers, max_num_seqs=max_num_seqs, mixer=mixer, batch_invariant=batch_invariant, **options)
+    return kernel_step(
+        layers, max_num_seqs=max_num_seqs, mixer=mixer, batch_invariant=batch_invariant, chooses=True, **options
+    )
 
 
 def gpu_layers(
@@ -64,6 +66,7 @@ def kernel_step(
     checks: Sequence[Callable[[], None]] = (),
     use_graphs: bool = True,
     runs_ahead: bool = True,
+    chooses: bool = False,
     batch_invariant: bool = False,
 ) -> DeviceStep:
     """Over layers that leave their logits on one GPU, wherever they compute."""
@@ -85,5 +88,6 @@ def kernel_step(
         checks=checks,
         use_graphs=use_graphs,
         runs_ahead=runs_ahead,
+        chooses=chooses,
         batch_invariant=batch_invariant,
     )

@@ -23,7 +23,7 @@ from ramify.config import LogprobsMode
 from ramify.device.reads import Int64s
 from ramify.device.sampler_kernels import Read
 from ramify.engine.demands import MOST_REPORTED, SamplerChoice, SamplerKind
-from ramify.engine.plan import Asking, Draw, StepResult, TokenReport
+from ramify.engine.plan import Asking, Draw, Selection, StepResult, TokenReport
 from ramify.gpu.charges import Charges
 from ramify.gpu.controls import ControlSlots
 from ramify.gpu.kernels.bending import Bends, bend
@@ -47,6 +47,7 @@ from ramify.gpu.kernels.top_logprobs import Processing, Reports, report
 from ramify.gpu.mixer import KernelMixer, row_by_row
 from ramify.gpu.remembered import Remembered
 from ramify.gpu.results import NOTHING_IN_COMMON_CODE, Drawn, Results
+from ramify.gpu.searches import Searches
 from ramify.sampling import columns as column
 from ramify.sampling.mixing import Mixer
 
@@ -131,6 +132,7 @@ class KernelSampler:
         self._num_reported = min(MOST_REPORTED, vocab_size)
         self._drawn = Drawn.empty(max_rows, self._num_reported, device)
         self._unused = Reports.empty(max_rows, 0, device)  # where candidates' own logprobs and ranks go
+        self._searches = Searches(max_rows, device)
         is_processed = logprobs_mode == "processed"
         self._results = [Results(max_rows, self._num_reported, device, tells_processed=is_processed) for _ in range(2)]
 
@@ -152,6 +154,10 @@ class KernelSampler:
         listed = zip(logprobs.tolist(), ranks.tolist(), top_ids.cpu().numpy(), top_logprobs.cpu().numpy(), strict=True)
         return [TokenReport(*each) for each in listed]
 
+    @property
+    def parents(self) -> Tensor:
+        return self._searches.parents
+
     # -- on the host -----------------------------------------------------------------------------------------
 
     def serves(self, asked: SamplerChoice) -> bool:
@@ -161,14 +167,15 @@ class KernelSampler:
 
     def choose(self, asked: Collection[SamplerChoice]) -> SamplerChoice:
         kinds, *others, waves = zip(*asked, strict=True)
-        reports, controls, candidates, distinct, charges, remembers = map(any, others)
         kind = next(kind for kind in KINDS if kind in kinds)
-        return SamplerChoice(kind, reports, controls, candidates, distinct, charges, remembers, max(waves))
+        reports, controls, candidates, distinct, charges, remembers, chooses = map(any, others)
+        return SamplerChoice(kind, reports, controls, candidates, distinct, charges, remembers, chooses, max(waves))
 
     def every_choice(self) -> list[SamplerChoice]:
         candidates = (False,) if self._mixer is not None else (False, True)
         answers = product(KINDS, (False, True), (False, True), candidates)
-        return [choice for answer in answers if self.serves(choice := SamplerChoice(*answer))]  # the rest as it comes
+        choices = (SamplerChoice(*answer, chooses=answer[-1] and not answer[2]) for answer in answers)
+        return [choice for choice in choices if self.serves(choice)]  # the rest as it comes
 
     def settle(self, draws: Sequence[Draw]) -> Int64s:
         slots = self._slots.settle(draws)
@@ -178,6 +185,9 @@ class KernelSampler:
 
     def go_on(self, slots: Int64s) -> None:
         self._slots.go_on(slots)
+
+    def select(self, selections: Sequence[Selection], draws: Sequence[Draw], rows: Int64s, lane_rows: Int64s) -> None:
+        self._searches.write(selections, draws, rows, lane_rows)
 
     def fetch(self, choice: SamplerChoice, *, at_once: bool = False) -> Read:
         """Asks for what the last step drew; the answer can be read when it has arrived.
@@ -350,6 +360,8 @@ class KernelSampler:
             self._list_noisy(raw, left, processing, numbers, drawn)
         elif choice.candidates:
             self._list_candidates(raw, left, processing, drawn)
+        if choice.chooses:
+            self._searches.choose(drawn.candidates.token_ids, drawn.candidates.weights, drawn.token_ids)
         if choice.candidates and choice.reports:
             reported = left if self._logprobs_mode == "processed" else raw
             rank_candidates(*reported, drawn.candidates.token_ids, drawn.candidates.ranks)

@@ -34,16 +34,19 @@ class DeviceTables:
 
     def follow(self, reads: Reads) -> None:
         """Sends what differs: mostly nothing, now and then a block at the end."""
-        if reads.first_rows is self._last_rows and reads.tables == self._last_tables:
+        moved = () if reads.followed is None else reads.followed.rows.tolist()
+        for row in moved:  # the device writes these itself, and the host does not know them any more
+            self._known[row] = ()
+        if not moved and reads.first_rows is self._last_rows and reads.tables == self._last_tables:
             return  # the same tracks just go on
         # Known again only once it is sent: whoever breaks this off leaves rows that nothing is known of.
         self._last_rows = np.empty(0, np.int64)
         changed: list[tuple[int, Table]] = []
         entries: list[int] = []
         blocks: list[int] = []
-        width = self._tables.shape[1]
+        width, left_out = self._tables.shape[1], set(moved)
         for row, count, table in zip(reads.first_rows.tolist(), reads.num_rows.tolist(), reads.tables, strict=True):
-            if count > 1:
+            if count > 1 or row in left_out:
                 continue
             known = self._known[row]
             if table is known or table == known:
@@ -57,7 +60,8 @@ class DeviceTables:
             self._send(np.array(entries, np.int64), blocks)
         for row, table in changed:
             self._known[row] = table
-        self._last_rows, self._last_tables = reads.first_rows, reads.tables
+        if not moved:
+            self._last_rows, self._last_tables = reads.first_rows, reads.tables
 
     def _send(self, entries: Int64s, blocks: Sequence[int]) -> None:
         """Through pinned memory, so that the host does not wait for the device; a long list goes in pieces."""

@@ -107,6 +107,7 @@ class Prepare:
             block_size=self.block_size,
             size=self.size,
             num_singles=self.num_singles,
+            followed=None,  # ranks are told of beams once they are chosen
         )
 
 

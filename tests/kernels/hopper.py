@@ -22,6 +22,7 @@ from ramify.gpu.kernels.candidate_ranks import rank_candidates
 from ramify.gpu.kernels.codes import read_codes
 from ramify.gpu.kernels.controls import ControlTables, control_blocks, count_drawn, match_words
 from ramify.gpu.kernels.floors import FloorScratch, find_floors
+from ramify.gpu.kernels.following import follow
 from ramify.gpu.kernels.narrowing import Cuts, narrow
 from ramify.gpu.kernels.norm import add_rms_norm
 from ramify.gpu.kernels.packed_product import packed_product
@@ -35,6 +36,7 @@ from ramify.gpu.kernels.top_logprobs import Processing, Reports, report
 from ramify.gpu.mixer import mix
 from ramify.gpu.packed_parts import DevicePacking, PackedPart
 from ramify.gpu.product_forms import FormsByRule, Product
+from ramify.gpu.searches import Searches
 from ramify.models.packed_quants import PACKED_FORMATS
 from ramify.models.stored import StoredTensor
 
@@ -151,6 +153,17 @@ def sampler(vocab_size: int) -> None:
     for processing in (None, Processing(ones, ones)):
         report(logits, scores, numbers, Reports.empty(rows, 20, CPU), processing)
     rank_candidates(logits, scores, numbers[:, None], numbers[:, None].int())
+    searches = Searches(rows, CPU)
+    searches.choose(numbers[:, None], ones[:, None], numbers)
+    block_tables = torch.zeros(rows, 4, dtype=torch.int32)
+    follow(
+        torch.zeros(5, rows, dtype=torch.int64),
+        numbers,
+        block_tables,
+        block_tables.clone(),
+        torch.zeros(2, 32, 2, 2, 16),
+        block_size=16,
+    )
     bend(logits, ones, scores, Bends(*[ones] * len(Bends._fields)), bent=logits, bent_temperatures=ones)
     add_prefix_noise(logits, ones, ones, scores, words, ones, noisy=logits.clone())
     codes = torch.ones(rows, 2, dtype=torch.float64)

@@ -141,6 +141,12 @@ class BeamSearch:
             kept.update(beam_group.running, [beam.child for beam in beam_group.finished])
         return kept
 
+    def standing(self, children: Sequence[int]) -> tuple[list[float], list[int]]:
+        """The sum of weights of each of these running beams, and how many stand before it; of a single beam group."""
+        [beam_group] = self.beam_groups
+        place = {child: number for number, child in enumerate(beam_group.running)}
+        return [beam_group.running[child] for child in children], [place[child] for child in children]
+
     def ranking(self) -> list[Standing]:
         """Finished beams of all beam groups, best first; then running ones, by their score so far."""
         finished = [

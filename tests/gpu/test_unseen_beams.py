@@ -1,0 +1,77 @@
+"""Searches whose steps are launched before the host knows which beams go on: what they find when it waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify import LLM, SamplingParams
+from ramify.device.lane import Moving
+from ramify.engine.plan import Plan
+from tests.conftest import CheckpointMaker
+from tests.gpu.engines import PROMPTS, engine, step_of
+
+SEARCHES: dict[str, dict[str, Any]] = {
+    "eight beams": {"beam_width": 8, "n": 8, "max_tokens": 40},
+    "two beams": {"beam_width": 2, "n": 2, "max_tokens": 24},
+    "many beams": {"beam_width": 17, "n": 3, "max_tokens": 20},
+    "early": {"beam_width": 4, "n": 4, "max_tokens": 40, "early_stopping": True, "stop_token_ids": [7, 8, 9]},
+    "never": {"beam_width": 4, "n": 4, "max_tokens": 40, "early_stopping": "never", "length_penalty": 0.4},
+    "reported": {"beam_width": 5, "n": 5, "max_tokens": 24, "logprobs": 3},
+    "filtered": {"beam_width": 4, "n": 4, "max_tokens": 24, "top_k": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(make_checkpoint: CheckpointMaker) -> Path:
+    return make_checkpoint("qwen3")
+
+
+@pytest.fixture(scope="module")
+def waiting(folder: Path) -> LLM:
+    llm = engine(folder, "float32")
+    step_of(llm).chooses = False
+    return llm
+
+
+@pytest.fixture(scope="module")
+def ahead(folder: Path) -> LLM:
+    return engine(folder, "float32")
+
+
+def found(llm: LLM, params: list[SamplingParams]) -> list[Any]:
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    assert not any(output.error for output in outputs)
+    assert llm.stats()["blocks_in_use"] == 0
+    return [[(each.token_ids, each.finish_reason) for each in output.outputs] for output in outputs]
+
+
+@pytest.mark.parametrize("kind", list(SEARCHES))
+def test_searches_find_the_same(waiting: LLM, ahead: LLM, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    moves: list[Moving] = []
+    original = step_of(ahead)._moving
+
+    def counted(plan: Plan) -> Moving | None:
+        moving = original(plan)
+        moves.extend([] if moving is None else [moving])
+        return moving
+
+    monkeypatch.setattr(step_of(ahead), "_moving", counted)
+    params = [SamplingParams(strategy="beam_search", **SEARCHES[kind])] * len(PROMPTS)
+    assert found(ahead, params) == found(waiting, params)
+    assert len(moves) > 8
+
+
+def test_searches_beside_others_find_the_same(waiting: LLM, ahead: LLM) -> None:
+    """Others come and go: rows move, and steps hold prompts and plain draws too."""
+    beams = SamplingParams(strategy="beam_search", beam_width=6, n=6, max_tokens=33)
+    params = [
+        SamplingParams(n=9, seed=3, max_tokens=7),
+        beams,
+        SamplingParams(seed=4, max_tokens=50, top_p=0.9),
+        beams,
+        SamplingParams(strategy="beam_search", beam_width=3, max_tokens=9, repetition_penalty=1.2),
+    ]
+    assert found(ahead, params) == found(waiting, params)
