@@ -200,7 +200,7 @@ class OnGpu:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.sampler = InstantSampler(max_rows=512)
-        device = DeviceStep([InstantLayers(512)], max_num_seqs=512, kernels=self.sampler, runs_ahead=True)
+        device = DeviceStep([InstantLayers(512)], max_num_seqs=512, kernels=self.sampler, runs_ahead=True, chooses=True)
         self.core = engine(tokenizer, device, max_num_seqs=512, num_blocks=100_000)
         self._numbers = random.Random(0)
         self._num_added = 0

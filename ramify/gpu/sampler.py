@@ -435,4 +435,6 @@ class KernelSampler:
         report(left.logits, left.scores, drawn.token_ids, into, processing)
         masses = raw.scores.largest + raw.scores.raw_sums.log()
         normaliser = self._log_sum(masses)
-        candidates.logprobs.copy_(raw.logits.gather(1, candidates.token_ids) - normaliser)
+        # By indices: torch's gather takes 0.09 ms for these few numbers.
+        rows = torch.arange(size, device=raw.logits.device)[:, None]
+        candidates.logprobs.copy_(raw.logits[rows, candidates.token_ids] - normaliser)

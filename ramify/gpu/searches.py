@@ -28,10 +28,17 @@ class Searches:
         # By the rows of draws, the lane's rows that they go on from.
         self.parents = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._slot_of: dict[int, int] = {}  # by the requests' numbers
-        self._sent: bytes = b""
+        self._sent: tuple[list[tuple[int, range]], bytes, bytes] | None = (
+            None  # searches, and rows, if nothing else was told
+        )
 
     def write(self, selections: Sequence[Selection], draws: Sequence[Draw], rows: Int64s, lane_rows: Int64s) -> None:
         """From now on `choose` chooses for these; rows and lane_rows are those of the plan's own draws."""
+        listed = ([each[:2] for each in selections], rows.tobytes(), lane_rows.tobytes())
+        goes_on = all(selection.totals is None for selection in selections)
+        if goes_on and listed == self._sent:  # the same beams in the same rows
+            return
+        self._sent = None
         self._give_slots(selections)
         told = np.zeros((1 + len(selections), _ONE), np.int64)
         told[0, 0] = len(selections)
@@ -55,14 +62,11 @@ class Searches:
                 entry[first.value : first.value + len(numbers)] = numbers
             if selection.totals is not None:
                 entry.view(np.float64)[fields.TOTALS.value : fields.TOTALS.value + width] = selection.totals
-        content = told.tobytes()
-        if content == self._sent:  # the same beams go on in the same rows
-            return
         staged = self._staging.take()
         staged.numpy()[: len(told)] = told
         self._list[: len(told)].copy_(staged[: len(told)], non_blocking=True)
         self._staging.sent()
-        self._sent = content
+        self._sent = listed if goes_on else None
 
     def choose(self, token_ids: Tensor, weights: Tensor, chosen: Tensor) -> None:
         """From the candidates (R, count) of R rows; into chosen (R,)."""
