@@ -275,6 +275,17 @@ class Expansions(NamedTuple):
     keys: Sequence[float] | None = None  # without replacement: their logprobs with their noise, largest first
 
 
+class Selected(NamedTuple):
+    """What the device chose for the place of a beam: its draw's token is the one that it goes on with.
+
+    Told where this is all that happened: as many go on as there are beams, and nothing ended.
+    """
+
+    parent: int  # the place, among the beams of its search, of the one that it goes on from
+    standing: int  # how many stand before it
+    total: float  # the sum of its weights
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What was drawn, draw by draw. A draw that failed has an entry in `faults` and a meaningless token."""
@@ -287,6 +298,7 @@ class StepResult:
     prompts: list[list[TokenReport]] = field(default_factory=list)  # one list per prompt report of the plan
     mixtures: dict[int, MixtureReport] = field(default_factory=dict)  # of draws from two models
     comparisons: dict[int, list[Comparison]] = field(default_factory=dict)  # of prompt reports on two models
+    selected: dict[int, Selected] = field(default_factory=dict)  # of beams, instead of their candidates
 
     @classmethod
     def of_parts(cls, parts: Sequence[tuple[Sequence[int], StepResult]]) -> StepResult:

@@ -9,9 +9,9 @@ from ramify.engine.launched import Launched
 from ramify.engine.open_requests import OpenRequests
 from ramify.engine.plan import NOT_FINITE, Draw, StepResult, quickly
 from ramify.engine.schedule import GoingOn, Schedule
-from ramify.engine.search.advance import Candidates, Continuation
+from ramify.engine.search.advance import Candidates, Continuation, Extension
 from ramify.engine.search.child import Child, append_all
-from ramify.engine.search.group import Group
+from ramify.engine.search.group import Changes, Group
 from ramify.outputs import FinishReason, RequestOutput
 
 
@@ -27,11 +27,14 @@ class Recorder:
         outputs = self._record_prompts(launched, result)
         if launched.schedule.going_on is not None:
             outputs += self._record_going_on(launched.schedule.going_on, result, now)
+        outputs += self._record_selected(launched, result, now)
         drawn: dict[str, list[Candidates]] = {}
         faults: dict[str, str] = {}
         grown: dict[str, Group] = {}  # by several tokens, maybe: they are told together
         groups, expansions = self._open.groups, result.expansions
         for index, draw in launched.draws_one_by_one(result):
+            if index in result.selected:
+                continue
             if index in expansions and draw.request_id in drawn and not result.faults:
                 # Of a search all are awaited if one is.
                 candidates = drawn[draw.request_id]
@@ -72,6 +75,29 @@ class Recorder:
         for request_id, group in grown.items():
             if request_id not in drawn and request_id in self._open.groups:
                 outputs += self._open.due(group)
+        return outputs
+
+    def _record_selected(self, launched: Launched, result: StepResult, now: float) -> list[RequestOutput]:
+        """Searches of which the device has told how their beams go on."""
+        outputs: list[RequestOutput] = []
+        if not result.selected:
+            return outputs
+        first, selected = launched.num_going_on, result.selected
+        for selection in launched.plan.selections:
+            draws = selection.draws
+            group = self._open.groups.get(launched.plan.draws[draws[0]].request_id)
+            if first + draws[0] not in selected or group is None or group.demands.number != selection.number:
+                continue  # told otherwise, or it ended while this step was under way
+            beams = [launched.drawing[index] for index in draws]
+            chosen = sorted((selected[first + index].standing, first + index) for index in draws)
+            extensions = []
+            for _, index in chosen:
+                parent, _, total = selected[index]
+                fields = (beams[parent].child, result.token_ids[index], result.logprobs[index], total)
+                extensions.append(quickly(Extension, fields))
+            running = [beam.child for beam in beams if not beam.is_finished()]
+            self._apply(group, group.advance_chosen(running, extensions, now))
+            outputs += self._open.due(group)
         return outputs
 
     def _settle_drafts(self, schedule: Schedule) -> None:
@@ -146,7 +172,9 @@ class Recorder:
             self._open.leave(group, child.sequence)
 
     def _advance(self, group: Group, candidates: list[Candidates], now: float) -> None:
-        changes = group.advance(candidates, now)
+        self._apply(group, group.advance(candidates, now))
+
+    def _apply(self, group: Group, changes: Changes) -> None:
         self._open.last_step.num_generation_tokens += len(changes.latencies)
         self._open.last_step.inter_token_latencies += [latency for latency in changes.latencies if latency is not None]
         self._open.scheduler.move(changes.moves)

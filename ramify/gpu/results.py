@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ramify.engine.demands import SamplerChoice
-from ramify.engine.plan import NOT_FINITE, Asking, Expansions, StepResult, TokenReport, quickly
+from ramify.engine.plan import NOT_FINITE, Asking, Draw, Expansions, Selected, StepResult, TokenReport, quickly
 from ramify.gpu.kernels import race as codes
+from ramify.gpu.kernels import selection
+from ramify.gpu.kernels.selection import NUM_TOLD
 from ramify.gpu.kernels.top_logprobs import Reports
 from ramify.sampling.mixing import NUM_MIXTURE_NUMBERS, as_reports
 from ramify.sampling.piece import NOTHING_IN_COMMON, NOTHING_LEFT
@@ -48,6 +50,7 @@ class Drawn(NamedTuple):
     candidates: Candidates
     mixture: Tensor
     remembered: Tensor  # (R, 2) float64: what a draw leaves for the next
+    selected: Tensor  # (R, NUM_TOLD) int64: of beams that go on, what the device chose (kernels/selection.py)
 
     @classmethod
     def empty(cls, rows: int, num_reported: int, device: torch.device, *, pinned: bool = False) -> Drawn:
@@ -74,6 +77,7 @@ class Drawn(NamedTuple):
             ),
             zeros(rows, NUM_MIXTURE_NUMBERS, dtype=torch.float64),
             zeros(rows, 2, dtype=torch.float64),
+            zeros(rows, NUM_TOLD.value, dtype=torch.int64),
         )
 
     def of(self, rows: int) -> Drawn:
@@ -86,6 +90,7 @@ class Drawn(NamedTuple):
             Candidates(*(part[:rows] for part in self.candidates)),
             self.mixture[:rows],
             self.remembered[:rows],
+            self.selected[:rows],
         )
 
 
@@ -117,6 +122,8 @@ class Results:
             pairs.append((targets.mixture, drawn.mixture))
         if choice.remembers:
             pairs.append((targets.remembered, drawn.remembered))
+        if choice.chooses:
+            pairs.append((targets.selected, drawn.selected))
         for target, source in pairs:
             target.copy_(source, non_blocking=True)
         if self._arrived is not None:
@@ -130,8 +137,9 @@ class Results:
         token_ids, logprobs, faults = (part.numpy()[index] for part in self._host[:3])
         messages = {draw: FAULTS[int(faults[draw])] for draw in np.flatnonzero(faults).tolist()}
         reports = self._read_reports(index, draws) if self._choice.reports else {}
-        expansions = self._read_candidates(index, draws) if self._choice.candidates else {}
-        result = StepResult(token_ids.tolist(), logprobs.tolist(), messages, reports, expansions)
+        selected = self._read_selected(index, draws) if self._choice.chooses and not messages else {}
+        expansions = self._read_candidates(index, draws, selected) if self._choice.candidates else {}
+        result = StepResult(token_ids.tolist(), logprobs.tolist(), messages, reports, expansions, selected=selected)
         if self._has_mixture:
             result.mixtures.update(enumerate(as_reports(self._host.mixture[index])))
         return result
@@ -151,9 +159,28 @@ class Results:
                 told[number] = TokenReport(logprob, rank, top_ids[number, :count], top_logprobs[number, :count])
         return told
 
-    def _read_candidates(self, index: NDArray[np.int64], draws: Sequence[Asking]) -> dict[int, Expansions]:
+    def _read_selected(self, index: NDArray[np.int64], draws: Sequence[Asking]) -> dict[int, Selected]:
+        """Of beams whose continuations the host can take over from the device, and nothing more is to be told."""
+        told = self._host.selected.numpy()[index]
+        totals = told[:, selection.TOTAL.value].copy().view(np.float64).tolist()
+        parents, standings, are_all = told[:, : selection.TOTAL.value].T.tolist()
+        selected = {}
+        for number, draw in enumerate(draws):
+            if not are_all[number] or not isinstance(draw, Draw):
+                continue
+            demands = draw.demands
+            if draw.position + 1 < demands.longest_output and demands.params.logprobs is None:
+                selected[number] = quickly(Selected, (parents[number], standings[number], totals[number]))
+        return selected
+
+    def _read_candidates(
+        self, index: NDArray[np.int64], draws: Sequence[Asking], selected: Collection[int]
+    ) -> dict[int, Expansions]:
+        """But of draws whose choice is told."""
         asked: dict[int, list[int]] = {}  # by how many candidates
         for number, draw in enumerate(draws):
+            if number in selected:
+                continue
             asked.setdefault(draw.demands.num_candidates, []).append(number)
         asked.pop(0, None)
         token_ids, weights, logprobs, keys, ranks = (part.numpy() for part in self._host.candidates)

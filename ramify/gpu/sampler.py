@@ -361,7 +361,7 @@ class KernelSampler:
         elif choice.candidates:
             self._list_candidates(raw, left, processing, drawn)
         if choice.chooses:
-            self._searches.choose(drawn.candidates.token_ids, drawn.candidates.weights, drawn.token_ids)
+            self._searches.choose(drawn)
         if choice.candidates and choice.reports:
             reported = left if self._logprobs_mode == "processed" else raw
             rank_candidates(*reported, drawn.candidates.token_ids, drawn.candidates.ranks)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ramify.device.reads import Int64s
 from ramify.device.staging import Staging
 from ramify.engine.plan import Draw, Selection
 from ramify.gpu.kernels import selection as fields
 from ramify.gpu.kernels.selection import empty_orders, empty_totals, select_beams
+from ramify.gpu.results import Drawn
 
 _ONE = fields.FIELDS.value
 
@@ -68,9 +68,22 @@ class Searches:
         self._staging.sent()
         self._sent = listed if goes_on else None
 
-    def choose(self, token_ids: Tensor, weights: Tensor, chosen: Tensor) -> None:
-        """From the candidates (R, count) of R rows; into chosen (R,)."""
-        select_beams(self._list, self._totals, self._orders, token_ids, weights, chosen=chosen, parents=self.parents)
+    def choose(self, drawn: Drawn) -> None:
+        """From the candidates of R rows; into their tokens, logprobs, and what is told of them."""
+        token_ids, weights, logprobs, _, _ = drawn.candidates
+        drawn.selected.zero_()  # other rows are told nothing
+        select_beams(
+            self._list,
+            self._totals,
+            self._orders,
+            token_ids,
+            weights,
+            logprobs,
+            chosen=drawn.token_ids,
+            chosen_logprobs=drawn.logprobs,
+            parents=self.parents,
+            told=drawn.selected,
+        )
 
     def _give_slots(self, selections: Sequence[Selection]) -> None:
         """Every search keeps its slot for as long as it is chosen for."""

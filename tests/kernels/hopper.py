@@ -36,6 +36,7 @@ from ramify.gpu.kernels.top_logprobs import Processing, Reports, report
 from ramify.gpu.mixer import mix
 from ramify.gpu.packed_parts import DevicePacking, PackedPart
 from ramify.gpu.product_forms import FormsByRule, Product
+from ramify.gpu.results import Drawn
 from ramify.gpu.searches import Searches
 from ramify.models.packed_quants import PACKED_FORMATS
 from ramify.models.stored import StoredTensor
@@ -153,8 +154,7 @@ def sampler(vocab_size: int) -> None:
     for processing in (None, Processing(ones, ones)):
         report(logits, scores, numbers, Reports.empty(rows, 20, CPU), processing)
     rank_candidates(logits, scores, numbers[:, None], numbers[:, None].int())
-    searches = Searches(rows, CPU)
-    searches.choose(numbers[:, None], ones[:, None], numbers)
+    Searches(rows, CPU).choose(Drawn.empty(rows, 20, CPU))
     block_tables = torch.zeros(rows, 4, dtype=torch.int32)
     follow(
         torch.zeros(5, rows, dtype=torch.int64),

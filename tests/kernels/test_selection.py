@@ -84,7 +84,7 @@ class TorchBeams(TorchKernels):
             candidates.token_ids.copy_(token_ids)
             for part in (candidates.weights, candidates.logprobs):
                 part.copy_(weights)
-            self._searches.choose(candidates.token_ids, candidates.weights, drawn.token_ids)
+            self._searches.choose(drawn)
 
 
 def _asked(params: SamplingParams, *, beams: bool) -> SamplingParams:

@@ -54,6 +54,15 @@ class Candidates(NamedTuple):
         )
 
 
+class Extension(NamedTuple):
+    """A beam goes on with a token, which has been chosen already."""
+
+    parent: int
+    token_id: int
+    logprob: float  # by the model's own distribution
+    total: float  # the sum of its weights then
+
+
 class Decisions(NamedTuple):
     """Who goes on, which continuations are complete and go no further, and whether nothing is left to do."""
 

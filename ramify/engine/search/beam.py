@@ -25,7 +25,7 @@ from itertools import accumulate, count
 from typing import Literal, NamedTuple
 
 from ramify.engine.plan import quickly
-from ramify.engine.search.advance import Candidates, Continuation, Decisions
+from ramify.engine.search.advance import Candidates, Continuation, Decisions, Extension
 from ramify.outputs import Standing
 
 IMPOSSIBLE = float("-inf")  # the weight of a token that controls or filters rule out
@@ -130,6 +130,23 @@ class BeamSearch:
             kept = self.kept()
             ended = [continuation for continuation in ended if continuation.child in kept]
         return Decisions(continued, ended, over=all(beam_group.over for beam_group in self.beam_groups))
+
+    def advance_chosen(self, extensions: Sequence[Extension]) -> Decisions:
+        """What `advance` comes to where these are the first `width`, best first, and none of the better ones ends."""
+        self.length += 1
+        [beam_group] = self.beam_groups
+        running: dict[int, float] = {}
+        continued: list[Continuation] = []
+        for parent, token_id, logprob, total in extensions:
+            # A parent's first continuation takes its number over.
+            child = parent if parent not in running else next(self._new_child)
+            running[child] = total
+            continued.append(quickly(Continuation, (parent, child, token_id, logprob, None, None)))
+        beam_group.running = running
+        beam_group.over = self._is_over(beam_group)
+        if beam_group.over:
+            beam_group.running, continued = {}, []
+        return Decisions(continued, [], over=beam_group.over)
 
     def kept(self) -> set[int]:
         """Who runs, and the finished beams that none outdid.

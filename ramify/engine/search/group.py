@@ -10,7 +10,7 @@ from ramify.engine.demands import Demands
 from ramify.engine.metrics import IterationStats
 from ramify.engine.plan import Comparison, Draw, TokenReport
 from ramify.engine.request import Request
-from ramify.engine.search.advance import Candidates, Continuation, Decisions, Independent, Strategy
+from ramify.engine.search.advance import Candidates, Continuation, Decisions, Extension, Independent, Strategy
 from ramify.engine.search.beam import BeamSearch
 from ramify.engine.search.child import Child, Ledger, go_on_all
 from ramify.engine.search.distinct import WithoutReplacement
@@ -85,8 +85,17 @@ class Group:
 
     def advance(self, candidates: Items[Candidates], now: float = 0.0) -> Changes:
         decisions = self.strategy.advance(candidates)
-        changes = Changes()
         parents = {drawn.parent: self.children[drawn.parent] for drawn in candidates}
+        return self._carry_out(decisions, parents, now)
+
+    def advance_chosen(self, beams: Items[int], extensions: Items[Extension], now: float) -> Changes:
+        """The same where it is known how these beams go on."""
+        assert isinstance(self.strategy, BeamSearch), "nothing else is chosen elsewhere"
+        decisions = self.strategy.advance_chosen(extensions)
+        return self._carry_out(decisions, {number: self.children[number] for number in beams}, now)
+
+    def _carry_out(self, decisions: Decisions, parents: Mapping[int, Child], now: float) -> Changes:
+        changes = Changes()
         # Fork before anything is appended: a fork must not see its sibling's token. What ended is forked first, since
         # others may take the places of those that it goes on from.
         ended = [(self._fork(token), token) for token in decisions.ended]
