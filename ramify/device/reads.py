@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ramify.engine.plan import SharedPrefix
 from ramify.engine.sharing import Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Int64s = NDArray[np.int64]
 

@@ -290,7 +290,8 @@ class EngineCore:
                     quickly(Draw, (request_id, parent, child, position, rows, demands, output, 0, sequence.matcher))
                 )
                 drawing.append(sequence)
-            if position and demands.is_chosen_by_kernels and self.device.chooses:
+            is_decode = position and not rows[0].offset  # not one that computes again what it had
+            if is_decode and demands.is_chosen_by_kernels and self.device.chooses:
                 searches.setdefault(request_id, []).append(len(draws) - 1)
             if sequence.drafted:
                 draws += draws.pop().run_over(sequence.drafted)
