@@ -162,10 +162,10 @@ def test_a_step_that_goes_on_is_not_placed_again(runs_ahead: bool) -> None:
     assert isinstance(step, DeviceStep)
     begun, begin = [], step.lanes[0].begin
 
-    def counted(work: Work, last: LastDraws, onward: Onward | None, *, num_wanted: int | None) -> None:
+    def counted(work: Work, last: LastDraws, onward: Onward | None, **options: Any) -> None:
         if work.chunks:
             begun.append(work)
-        begin(work, last, onward, num_wanted=num_wanted)
+        begin(work, last, onward, **options)
 
     step.lanes[0].begin = counted  # type: ignore[method-assign, assignment]
     for number, (prompt, asked, _) in enumerate(world.requests):
