@@ -41,6 +41,7 @@ from ramify.engine.demands import SamplerChoice
 from ramify.engine.plan import Plan, StepResult, Ticket, Work
 from ramify.engine.scheduler import Scheduler
 from ramify.gpu.gpu_layers import SHARING
+from ramify.gpu.kernels import selection
 from ramify.gpu.kernels.stretches import EvenCuts
 from ramify.gpu.paged import PagedDecode
 from ramify.gpu.sampler import KernelSampler
@@ -137,7 +138,30 @@ class InstantSampler(KernelSampler):
         token_ids.random_(FIRST_TOKEN, LAST_TOKEN, generator=self._generator)
         weights.copy_(-torch.rand(weights.shape, generator=self._generator).cumsum(-1))
         logprobs.copy_(weights)
+        if choice.chooses:
+            self._select()
         self.seconds += time.thread_time() - start
+
+    def _select(self) -> None:
+        """What the kernel tells of the beams it chooses, where nothing ends."""
+        fields, drawn, searches = selection, self._drawn, self._searches
+        drawn.selected.zero_()
+        for entry in searches._list[1 : 1 + int(searches._list[0, 0])]:
+            width, count, slot, is_told = entry[: fields.NUM_ENDS.value].tolist()
+            rows = entry[fields.ROWS.value : fields.ROWS.value + width]
+            told = entry[fields.TOTALS.value : fields.TOTALS.value + width].view(torch.float64)
+            totals = told if is_told else searches._totals[slot, :width]
+            best, flat = (totals[:, None] + drawn.candidates.weights[rows, :count].double()).flatten().topk(width)
+            parents = [place // count for place in flat.tolist()]
+            vacant = sorted(set(range(width)) - set(parents))
+            for standing, (place, parent) in enumerate(zip(flat.tolist(), parents, strict=True)):
+                target = parent if parent not in parents[:standing] else vacant.pop()
+                row, source = int(rows[target]), int(rows[parent])
+                drawn.token_ids[row] = drawn.candidates.token_ids[source, place % count]
+                drawn.logprobs[row] = drawn.candidates.logprobs[source, place % count]
+                searches._totals[slot, target] = best[standing]
+                drawn.selected[row, : fields.TOTAL.value] = torch.tensor([parent, standing, 1])
+                drawn.selected[row, fields.TOTAL.value] = best[standing : standing + 1].view(torch.int64)[0]
 
 
 def engine(tokenizer: Tokenizer, device: Device, *, max_num_seqs: int = 256, num_blocks: int = 5_000) -> EngineCore:
