@@ -67,7 +67,7 @@ class InstantDevice:
 
     runs_ahead = False
     looks_back = False
-    chooses = has_chosen = False
+    chooses = drew_by_kernels = False
 
     def reset(self) -> None:
         pass

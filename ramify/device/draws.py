@@ -105,7 +105,7 @@ class Draws:
         if kernels is not None:
             self.tokens = kernels.tokens
         self.last = LastDraws()
-        self.has_chosen = False  # for the selections of the last plan
+        self.by_kernels = False  # whether they drew all of the last plan
         self.steady: Steady | None = None
         self._going_on: _GoingOn | None = None
 
@@ -119,7 +119,7 @@ class Draws:
         """Nobody of earlier plans goes on."""
         self._seats = None if self._seats is None else Seats()
         self.last = LastDraws()
-        self.has_chosen = False
+        self.by_kernels = False
         self.steady = None
         self._going_on = None
 
@@ -132,7 +132,7 @@ class Draws:
     def draw(self, plan: Plan, tracks: Sequence[DrawTrack]) -> Ticket:
         """What a plan asks for, from these rows; those of members come first."""
         kernels, onward = self._kernels, plan.onward
-        self.has_chosen = False
+        self.by_kernels = False
         going_on, self._going_on = self._going_on, None  # whoever is to go on is noted again
         if kernels is None:
             return self._draw_in_parts(plan.spelled_out(), tracks)
@@ -153,12 +153,13 @@ class Draws:
             return self._draw_captured(kernels, plan, choice, tracks)
         self.last = LastDraws(plan, np.arange(len(plan.draws)))
         self._select(kernels, plan, choice, np.arange(len(plan.draws)), tracks[0].rows)
-        return self._draw_fresh(kernels, plan.draws, self._sources(tracks))
+        last_rows = self._lanes[0].last_rows(tracks[0].rows)
+        return self._draw_fresh(kernels, plan.draws, self._sources(tracks), last_rows=last_rows)
 
     def go_on(self, steady: Steady, plan: Plan) -> Ticket:
         """The draws of the captured step before, one position on."""
         assert self._kernels is not None, "captured steps draw by kernels"
-        self._rows.go_on(steady.rows)
+        self._rows.go_on(steady.rows, self._lanes[0].last_rows(steady.rows) if steady.choice.waves > 1 else None)
         self._kernels.go_on(steady.slots)
         self._select(self._kernels, plan, steady.choice, steady.rows, steady.rows)
         return self._replay(self._kernels, steady, plan.draws)
@@ -167,9 +168,9 @@ class Draws:
         self, kernels: SamplerKernels, plan: Plan, choice: SamplerChoice, rows: Int64s, lane_rows: Int64s
     ) -> None:
         """Tells the kernels whose beams they choose: the plan's own draws are in these rows, from these of a lane."""
+        self.by_kernels = True
         if choice.chooses:
             kernels.select(plan.selections, plan.draws, rows, lane_rows)
-            self.has_chosen = True
 
     def _draw_in_parts(self, plan: Plan, tracks: Sequence[DrawTrack]) -> Ticket:
         """By kernels what they serve, as many at once as there are rows, and the rest by torch's operators."""
@@ -233,7 +234,8 @@ class Draws:
             names = keys[tracks[0].model]
             rows = np.array(self._seats.take([names[draw.rows[0].chunk] for draw in draws]), np.int64)
         slots = kernels.settle(draws)
-        self._rows.settle(draws, rows, padded(len(draws)), slots=slots, sources=sources)
+        last_rows = self._lanes[0].last_rows(tracks[0].rows) if choice.waves > 1 else None
+        self._rows.settle(draws, rows, padded(len(draws)), slots=slots, sources=sources, last_rows=last_rows)
         drawing_rows = [np.zeros(len(names), np.int64) for names in keys]
         for number, track in enumerate(tracks):
             drawing_rows[track.model][[draw.rows[number].chunk for draw in draws]] = rows
@@ -265,8 +267,9 @@ class Draws:
             slots = kernels.settle(plan.spelled_out().draws)
         else:
             slots = np.full(len(rows), column.NO_SLOT)
-        self._rows.follow(onward, draws, size, slots=slots, changed=going_on.changed)
         count = len(onward.members)
+        last_rows = lane.last_rows(tracks[0].rows[count:]) if choice.waves > 1 else None
+        self._rows.follow(onward, draws, size, slots=slots, changed=going_on.changed, last_rows=last_rows)
         self._select(kernels, plan, choice, rows[count:], tracks[0].rows[count:])
         self._going_on = replace(going_on, changed=(), slots=None if draws else slots)
         self.last = LastDraws(plan, rows)
@@ -297,12 +300,20 @@ class Draws:
         kernels.draw(logits, integers, floats, choice)
 
     def _draw_fresh(
-        self, kernels: SamplerKernels, draws: Sequence[Draw], sources: Sequence[Source], *, at_once: bool = False
+        self,
+        kernels: SamplerKernels,
+        draws: Sequence[Draw],
+        sources: Sequence[Source],
+        *,
+        last_rows: Int64s | None = None,
+        at_once: bool = False,
     ) -> Ticket:
         """Into the first rows, whoever stood there; does not wait for them."""
         logits = [self._logits_of(source) for source in sources]
         choice, columns = kernels.choose({draw.demands.choice for draw in draws}), Columns.of(draws)
         columns.integers[column.SLOT] = kernels.settle(draws)
+        if last_rows is not None:
+            columns.integers[column.LAST_ROW] = last_rows
         kernels.draw(logits, upload(columns.integers, self.device), upload(columns.floats, self.device), choice)
         return partial(kernels.fetch(choice, at_once=at_once), range(len(draws)), draws)
 

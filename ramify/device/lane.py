@@ -142,6 +142,10 @@ class Lane:
         self._has_shared = bool(reads.shared)
         self.layers.prepare(reads)
 
+    def last_rows(self, rows: Int64s) -> Int64s:
+        """Where the tokens that these rows compute were drawn in the step before, -1 if the host knows them."""
+        return self._rows.sources(rows)
+
     def rows_of(self, rows: Sequence[Row]) -> Int64s:
         """Where rows of this model's chunks stand."""
         first_rows = self.first_rows[self._num_members :]

@@ -67,6 +67,7 @@ class ModelRows:
     def reset(self) -> None:
         """No track has a row."""
         self._seats = Seats()
+        self._num_decodes = 0  # of the last step, which stand in the first rows
         self._mixed: Tensor | None = None  # (NUM_COLUMNS, rows) of a step with prompts
         self._tables: list[Table] = []  # of the last step's decodes
         self._in_order = np.empty(0, np.int64)  # the rows of the last step's members: the same while they are as many
@@ -100,6 +101,7 @@ class ModelRows:
         else:
             placed = np.arange(num_members, num_members + len(decodes))
         num_decodes, has_prompts = num_members + len(decodes), len(single) < len(chunks)
+        self._num_decodes = num_decodes
         self._fill(decodes, placed, num_members, num_decodes if has_prompts else size, last)
         if not has_prompts:
             self._numbers.send()
@@ -142,6 +144,12 @@ class ModelRows:
         numbers[SOURCE, rows] = drawing_rows
         self._numbers.send()
         return positions
+
+    def sources(self, rows: Int64s) -> Int64s:
+        """Where the tokens of these rows were drawn in the step before, -1 if the host knows them."""
+        is_single = rows < self._num_decodes
+        sources: Int64s = np.where(is_single, self._numbers.host[SOURCE, np.where(is_single, rows, 0)], -1)
+        return sources
 
     def followed(self, rows: Int64s, parents: Tensor) -> Followed:
         """These rows of the present step, each of which goes on from whom the device has noted where it drew."""
@@ -214,12 +222,20 @@ class DrawRows:
         self._has_new_floats = True  # that were not sent
 
     def settle(
-        self, draws: Sequence[Draw], rows: Int64s, size: int, *, slots: Int64s, sources: Sequence[Int64s] = ()
+        self,
+        draws: Sequence[Draw],
+        rows: Int64s,
+        size: int,
+        *,
+        slots: Int64s,
+        sources: Sequence[Int64s] = (),
+        last_rows: Int64s | None = None,
     ) -> None:
         """The rows of these draws hold their numbers; others, up to `size`, are padding, and draw the likeliest.
 
         slots: where the sampler keeps what their controls look at. sources: of two models, the rows of the teacher's
-        and of the student's logits that each draw is from.
+        and of the student's logits that each draw is from. last_rows: where the last token of each was drawn in the
+        step before, if there are sets that look at that.
         """
         integers = self._integers.host
         self._settle(draws, rows.tolist())
@@ -229,10 +245,19 @@ class DrawRows:
         integers[[[column.PREFIX_HIGH], [column.PREFIX_LOW]], rows] = prefixes(draws)
         for name, source in zip((column.TEACHER_ROW, column.THETA_ROW), sources, strict=False):
             integers[name, rows] = source
+        if last_rows is not None:
+            integers[column.LAST_ROW, rows] = last_rows
         self._send(len(draws), size)
 
     def follow(
-        self, onward: Onward, draws: Sequence[Draw], size: int, *, slots: Int64s, changed: Sequence[int]
+        self,
+        onward: Onward,
+        draws: Sequence[Draw],
+        size: int,
+        *,
+        slots: Int64s,
+        changed: Sequence[int],
+        last_rows: Int64s | None = None,
     ) -> None:
         """The same for members, who draw in the first rows, and these draws behind them.
 
@@ -248,6 +273,8 @@ class DrawRows:
         integers[[column.SET, column.DEPTH], :count] = column.NO_SET
         integers[[column.SET, column.DEPTH], count:end] = places_in_sets(draws)
         integers[[column.PREFIX_HIGH, column.PREFIX_LOW], count:end] = prefixes(draws)
+        if last_rows is not None:
+            integers[column.LAST_ROW, count:end] = last_rows
         self._send(end, size)
 
     def _settle(self, draws: Sequence[Draw], rows: Sequence[int]) -> None:
@@ -275,9 +302,11 @@ class DrawRows:
             self._has_new_floats = False
         self._integers.send()
 
-    def go_on(self, rows: Int64s) -> None:
+    def go_on(self, rows: Int64s, last_rows: Int64s | None = None) -> None:
         """The same draws as in the step before, one position on."""
         self._integers.host[column.POSITION, rows] += 1
+        if last_rows is not None:
+            self._integers.host[column.LAST_ROW, rows] = last_rows
         self._integers.send()
 
     def columns(self, size: int) -> tuple[Tensor, Tensor]:

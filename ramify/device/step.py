@@ -94,9 +94,9 @@ class DeviceStep:
         )
 
     @property
-    def has_chosen(self) -> bool:
-        """Whether the last plan's selections are made: their beams may go on before the host knows of it."""
-        return self._draws.has_chosen
+    def drew_by_kernels(self) -> bool:
+        """Whether kernels drew all of the last plan: whoever goes on finds what they left."""
+        return self._draws.by_kernels
 
     def reset(self) -> None:
         """Nobody of earlier plans goes on, and what they left on the way to the device has arrived."""

@@ -62,8 +62,8 @@ class Device(Protocol):
         ...
 
     @property
-    def has_chosen(self) -> bool:
-        """Whether it did, for the selections of the last plan: their beams may go on before the host knows them."""
+    def drew_by_kernels(self) -> bool:
+        """Whether kernels drew all of the last plan, and chose for its selections: who steps together may go on too."""
         ...
 
     def launch(self, plan: Plan) -> Ticket: ...
@@ -243,7 +243,8 @@ class EngineCore:
     def _expect(self, launched: Launched) -> None:
         """Before the result is known: one more token for those that just go on, a pause for those that may change."""
         by_kernels = self.device.looks_back
-        chosen = {each.number for each in launched.plan.selections} if self.device.has_chosen else set()
+        are_left = self.device.drew_by_kernels
+        chosen = {each.number for each in launched.plan.selections} if are_left else set()
         self.scheduler.stop_those_at_their_end()
         drawn = zip(launched.plan.draws, launched.drawing, strict=True)
         for number, (draw, sequence) in enumerate(drawn, start=launched.num_going_on):
@@ -251,8 +252,9 @@ class EngineCore:
                 continue
             demands = draw.demands
             if demands.steps_together:
-                is_last = draw.position + 1 >= demands.longest_output
-                if demands.number in chosen and not is_last and self.scheduler.is_whole(sequence):
+                is_set = are_left and demands.is_set_by_kernels and draw.position > 0
+                is_search = demands.number in chosen and self.scheduler.is_whole(sequence)
+                if (is_set or is_search) and draw.position + 1 < demands.longest_output:
                     self.scheduler.go_on_together(sequence)
                 else:
                     sequence.is_blocked = True

@@ -22,6 +22,7 @@ MOST_CHARGED = 8_192  # tokens that may follow what a text ends with: at most as
 MOST_WAVES = 16  # siblings of a diverse set
 MOST_ENTRIES = 1_536  # tokens that bias and bans name: as many as callers may name, and 128 ends of the model's own
 MOST_ENDS = 8  # tokens that end a beam
+MOST_ENDS_OF_SETS = 4  # tokens that end a sibling of a diverse set
 LARGEST = 1e30  # what callers may ask for beyond it, or beyond its inverse, would be infinite or 0 in float32
 
 
@@ -135,6 +136,15 @@ class Demands:
         """Whether kernels can choose its beams' continuations, so that its steps need not wait for the host."""
         is_plain = self.is_beam_search and self.params.num_beam_groups == 1 and self.sampler != "full"
         return is_plain and not self.is_controlled and not self.looks_back and len(self.end_token_ids) <= MOST_ENDS
+
+    @cached_property
+    def is_set_by_kernels(self) -> bool:
+        """Whether kernels can draw a diverse set one step on without the host: they know which tokens end a sibling,
+        whom the others then do not look at any more, and nothing else does."""
+        if self.strategy is not SamplingStrategy.DIVERSE or self.sampler == "full" or self.remembers:
+            return False
+        is_told = self.looks_far_back or self.params.structured_outputs is not None or self.params.stop_strings
+        return not is_told and len(self.end_token_ids) <= MOST_ENDS_OF_SETS
 
     @cached_property
     def may_speculate(self) -> bool:

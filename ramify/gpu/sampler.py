@@ -133,6 +133,7 @@ class KernelSampler:
         self._drawn = Drawn.empty(max_rows, self._num_reported, device)
         self._unused = Reports.empty(max_rows, 0, device)  # where candidates' own logprobs and ranks go
         self._searches = Searches(max_rows, device)
+        self._ended = torch.zeros(max_rows, dtype=torch.bool, device=device)  # whose last token in a set ended it
         is_processed = logprobs_mode == "processed"
         self._results = [Results(max_rows, self._num_reported, device, tells_processed=is_processed) for _ in range(2)]
 
@@ -227,6 +228,9 @@ class KernelSampler:
             if choice.waves > 1:
                 after = self._draw_before(before, after, numbers, choice, drawn)
             self._draw(before, after, numbers, choice, drawn)
+            if choice.waves > 1:
+                ends = numbers.floats[column.ENDS :].T
+                self._ended[: len(ends)] = (drawn.token_ids[:, None] == ends.long()).any(-1)
         else:
             self._draw_from_two(self._mixer, logits, numbers, choice, drawn)
         if choice.controls:
@@ -272,12 +276,17 @@ class KernelSampler:
         left = self._score(pushed, numbers, self._scores)
         wave_choice = choice._replace(reports=False, candidates=False, distinct=False)
         sets, depths = numbers.integers[column.SET], numbers.integers[column.DEPTH]
+        # Who has ended, which the host did not know yet, is not looked at any more.
+        last_rows = numbers.integers[column.LAST_ROW]
+        counts = ((last_rows < 0) | ~self._ended[last_rows.clamp_min(0)]).float()
         for wave in range(choice.waves - 1):
             self._draw(raw, left, numbers, wave_choice, drawn)
             # Of each set, what its sibling of this wave took; nobody reads the last entry.
             taken = torch.zeros(size + 1, dtype=torch.int64, device=pushed.device)
-            taken.scatter_(0, torch.where(depths == wave, sets, size), drawn.token_ids)
-            loss = torch.where(depths > wave, numbers.floats[column.DIVERSITY], 0.0)
+            its_set = torch.where(depths == wave, sets, size)
+            taken.scatter_(0, its_set, drawn.token_ids)
+            is_counted = torch.zeros(size + 1, device=pushed.device).scatter_(0, its_set, counts)
+            loss = torch.where(depths > wave, numbers.floats[column.DIVERSITY], 0.0) * is_counted[sets.clamp_min(0)]
             pushed.scatter_add_(1, taken[sets.clamp_min(0)][:, None], -loss[:, None])
             left = self._score(pushed, numbers, self._scores)
         return left

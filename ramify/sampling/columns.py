@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ramify.engine.demands import MOST_ENDS_OF_SETS
 from ramify.engine.plan import Draw
 from ramify.sampling.draw import noise_words, prefix_words
 
@@ -16,7 +17,8 @@ from ramify.sampling.draw import noise_words, prefix_words
 # SET: which diverse set of the step a draw is of, NO_SET if none; DEPTH: how many of its siblings come before it.
 # PREFIX_HIGH, PREFIX_LOW: a digest of the output so far, of draws without replacement.
 SEED_LOW, SEED_HIGH, CHILD, POSITION, TOP_K, TEACHER_ROW, THETA_ROW, SLOT = range(8)
-SET, DEPTH, PREFIX_HIGH, PREFIX_LOW = range(8, 12)
+# LAST_ROW: of a diverse set's draw whose last token the host does not know, the row in which that was drawn.
+SET, DEPTH, PREFIX_HIGH, PREFIX_LOW, LAST_ROW = range(8, 13)
 # Columns of the floats: the first three are of every row, the others of rows that ask for more rules (SHAPED: 1).
 TEMPERATURE, TOP_P, MIN_P = range(3)
 SHAPED, TOP_N_SIGMA, DYNATEMP_RANGE, DYNATEMP_EXPONENT, SMOOTHING = range(3, 8)
@@ -24,11 +26,14 @@ TYPICAL_P, EPSILON, ETA, TOP_A, P_LESS, XTC_PROBABILITY, XTC_THRESHOLD = range(8
 DIVERSITY = 15  # what a token loses for every sibling before it that took it
 FOLLOWS, READS_CODE = 16, 17  # 1: its limit follows what was drawn (mirostat); its token is read off a code
 DISTINCT = 18  # 1: it is drawn without replacement
-NUM_INTEGERS, NUM_FLOATS = 12, 19
+ENDS = 19  # and the columns behind it, of diverse sets: tokens that end a sibling, which float32 tells exactly
+NUM_INTEGERS, NUM_FLOATS = 13, ENDS + MOST_ENDS_OF_SETS
 # Of a row that asks for none of them.
 NO_RULES = (0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 NO_SLOT = -1
 NO_SET = -1
+NO_LAST_ROW = -1
+NO_END = -1.0
 LARGEST_COUNT = 2**31 - 1
 
 
@@ -86,6 +91,7 @@ def numbers_of(draw: Draw) -> tuple[tuple[int, ...], tuple[float, ...]]:
         NO_SET,
         0,
         0,
+        NO_LAST_ROW,
     )
     rules = NO_RULES
     if demands.is_shaped and not demands.is_greedy:
@@ -105,4 +111,6 @@ def numbers_of(draw: Draw) -> tuple[tuple[int, ...], tuple[float, ...]]:
         )
     follows = float(params.mirostat_tau > 0 and demands.is_random)
     others = (demands.diversity_penalty, follows, float(demands.is_arithmetic), float(demands.is_distinct))
-    return integers, (demands.temperature, params.top_p, params.min_p, *rules, *others)
+    ends = sorted(map(float, demands.end_token_ids)) if demands.is_set_by_kernels else []
+    padding = [NO_END] * (MOST_ENDS_OF_SETS - len(ends))
+    return integers, (demands.temperature, params.top_p, params.min_p, *rules, *others, *ends, *padding)

@@ -1,4 +1,4 @@
-"""Searches whose steps are launched before the host knows which beams go on: what they find when it waits."""
+"""Searches and diverse sets whose steps are launched before the host knows the last one: as when it waits for each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def folder(make_checkpoint: CheckpointMaker) -> Path:
 @pytest.fixture(scope="module")
 def waiting(folder: Path) -> LLM:
     llm = engine(folder, "float32")
-    step_of(llm).chooses = False
+    step_of(llm).runs_ahead = False
     return llm
 
 
@@ -73,5 +73,15 @@ def test_searches_beside_others_find_the_same(waiting: LLM, ahead: LLM) -> None:
         SamplingParams(seed=4, max_tokens=50, top_p=0.9),
         beams,
         SamplingParams(strategy="beam_search", beam_width=3, max_tokens=9, repetition_penalty=1.2),
+    ]
+    assert found(ahead, params) == found(waiting, params)
+
+
+@pytest.mark.parametrize("options", [{}, {"allowed_token_ids": [5, 6, 7, 8, 9, 10, 11], "stop_token_ids": [7, 8]}])
+def test_diverse_sets_draw_the_same(waiting: LLM, ahead: LLM, options: dict[str, Any]) -> None:
+    """Also where siblings end, whom the others look at no more."""
+    params = [
+        SamplingParams(strategy="diverse", n=6, diversity_penalty=5.0, seed=number, max_tokens=20, **options)
+        for number, _ in enumerate(PROMPTS)
     ]
     assert found(ahead, params) == found(waiting, params)
