@@ -40,7 +40,7 @@ from ramify.gpu import gpu_layers as layers
 from ramify.gpu import paged, products
 from ramify.gpu.product_forms import OneForm, Vendor
 
-FLOORS = ("_begin", "_propose", "_weigh_rows", "_narrow", "_finish")  # of top-k, top-p and min-p
+FLOORS = ("_begin", "propose", "sift", "settle", "_finish")  # of top-k, top-p and min-p
 PARTS = {
     "attention": ("_decode", "_prefix", "_merge", "_attend", "_causal", "flash"),
     "sampler": ("_score_blocks", "_keep_above", "_draw_tokens", "_report", "_control", "_count", "_match", *FLOORS),

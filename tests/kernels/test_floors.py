@@ -8,11 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.gpu.kernels.floors import CAPACITY, FloorScratch, find_floors
+from ramify.gpu.kernels.floors import SEGMENT, FloorScratch, find_floors
 from ramify.gpu.kernels.race import BlockScores, score_blocks
+from ramify.gpu.kernels.sieve import PARTS
 from ramify.sampling import filters, processors
 
 TOLERANCE = 1e-5
+SAMPLE = 1024  # all of most rows below; the real one takes the interpreter its time
+# A small sample of a row says as little as a real one of a vocabulary too large for the interpreter; a small segment
+# overflows; several programs sift a row.
+FEW = {"sample": 128, "segment": 8, "splits": 4}
 
 
 def _floors(
@@ -22,7 +27,9 @@ def _floors(
     k: int | Tensor = 0,
     p: float | Tensor = 1.0,
     min_p: float | Tensor = 0.0,
-    capacity: int = CAPACITY,
+    sample: int = SAMPLE,
+    segment: int = SEGMENT,
+    splits: int = 1,
 ) -> Tensor:
     rows, vocab_size = logits.shape
 
@@ -33,8 +40,10 @@ def _floors(
     scores = BlockScores.empty(rows, vocab_size, logits.device)
     score_blocks(logits, temperatures, scores)
     floors = torch.empty(rows, device=logits.device)
-    # A small buffer overflows as a real one would on a vocabulary too large for the interpreter.
-    candidates = torch.empty(rows, capacity, device=logits.device)
+    scratch = FloorScratch.empty(rows, vocab_size, logits.device)._replace(
+        parts=torch.empty(rows, PARTS.value, splits, device=logits.device),
+        copies=torch.empty(rows, splits, segment, device=logits.device),
+    )
     find_floors(
         logits,
         temperatures,
@@ -42,8 +51,9 @@ def _floors(
         top_k=column(k, torch.int64),
         top_p=column(p),
         min_p=column(min_p),
-        scratch=FloorScratch.empty(rows, vocab_size, logits.device)._replace(candidates=candidates),
+        scratch=scratch,
         floors=floors,
+        sample=sample,
     )
     return floors
 
@@ -81,11 +91,11 @@ def _check_against_torch(logits: Tensor, floors: Tensor, temperature: float, cho
 
 
 @pytest.mark.parametrize("k", [1, 2, 7, 50, 200, 999])
-@pytest.mark.parametrize("capacity", [CAPACITY, 64])
-def test_top_k(device: torch.device, k: int, capacity: int) -> None:
+@pytest.mark.parametrize("sample", [SAMPLE, 128])
+def test_top_k(device: torch.device, k: int, sample: int) -> None:
     torch.manual_seed(k)
     logits = torch.randn(3, 1000, device=device) * 3
-    _check(logits, _floors(logits, 0.7, k=k, capacity=capacity), 0.7, k)
+    _check(logits, _floors(logits, 0.7, k=k, sample=sample), 0.7, k)
 
 
 def test_top_k_of_a_longer_row(device: torch.device) -> None:
@@ -109,9 +119,9 @@ def test_ties_stay(device: torch.device) -> None:
     logits[0] = 2.5
     logits[1] = torch.where(torch.arange(900, device=device) % 2 == 0, 0.0, -0.0)
     for k in (1, 30, 500):
-        _check(logits, _floors(logits, k=k, capacity=128), 1.0, k)
+        _check(logits, _floors(logits, k=k, **FEW), 1.0, k)
     for p in (0.1, 0.9):
-        _check(logits, _floors(logits, p=p, capacity=128), 1.0, p=p)
+        _check(logits, _floors(logits, p=p, **FEW), 1.0, p=p)
         _check(logits, _floors(logits, k=100, p=p), 1.0, 100, p)
 
 
@@ -120,7 +130,7 @@ def test_ties_stay(device: torch.device) -> None:
 def test_top_p(device: torch.device, spread: float, p: float) -> None:
     torch.manual_seed(int(spread * 10))
     logits = torch.randn(3, 1000, device=device) * spread
-    floors = _floors(logits, 1.3, p=p, capacity=128)  # flat rows overflow it
+    floors = _floors(logits, 1.3, p=p, **FEW)  # flat rows overflow it
     _check(logits, floors, 1.3, p=p)
     chosen = filters.Filters(None, torch.full((3,), p, device=device), None)
     if p < 0.9999:
@@ -146,7 +156,7 @@ def test_together_as_torch_has_them(device: torch.device, k: int, p: float, min_
     torch.manual_seed(k)
     logits = torch.randn(4, 1000, device=device) * 2
     logits[0, ::3] = -torch.inf
-    floors = _floors(logits, 0.8, k=k, p=p, min_p=min_p, capacity=256)
+    floors = _floors(logits, 0.8, k=k, p=p, min_p=min_p, **FEW)
     column = torch.ones(4, device=device)
     chosen = filters.Filters((column * k).long(), column * p, column * min_p if min_p else None)
     _check_against_torch(logits, floors, 0.8, chosen)
@@ -171,10 +181,10 @@ def test_minus_infinity_and_extreme_logits(device: torch.device) -> None:
     logits[3, :400] = torch.linspace(-1, 1, 400, device=device) * 1e-40
     logits[4, ::2] = torch.randn(400, device=device)
     for k in (1, 2, 350, 500):
-        _check(logits, _floors(logits, k=k, capacity=64), 1.0, k)
+        _check(logits, _floors(logits, k=k, **FEW), 1.0, k)
     finite = logits.masked_fill(logits == -torch.inf, -3e38)
     for p in (0.2, 0.9999):
-        _check(finite, _floors(logits, p=p, capacity=64).clamp_min(-3e38), 1.0, p=p)
+        _check(finite, _floors(logits, p=p, **FEW).clamp_min(-3e38), 1.0, p=p)
 
 
 def test_rows_without_a_floor(device: torch.device) -> None:
@@ -191,9 +201,9 @@ def test_rows_without_a_floor(device: torch.device) -> None:
 
 def test_a_row_has_one_floor_in_every_batch(device: torch.device) -> None:
     logits = torch.randn(6, 1000, device=device) * 2
-    together = _floors(logits, 1.1, k=300, p=0.77, capacity=64)
+    together = _floors(logits, 1.1, k=300, p=0.77, **FEW)
     for row in range(6):
-        assert torch.equal(_floors(logits[row : row + 1], 1.1, k=300, p=0.77, capacity=64), together[row : row + 1])
+        assert torch.equal(_floors(logits[row : row + 1], 1.1, k=300, p=0.77, **FEW), together[row : row + 1])
 
 
 KINDS = ("normal", "wide", "uniform", "equal", "spike", "half ties", "two clumps", "tiny steps")
@@ -225,5 +235,5 @@ def test_every_kind_of_row(device: torch.device, kind: str) -> None:
     in_the_interpreter = device.type == "cpu"  # which takes its time
     logits = torch.stack([_row_of(kind, 1100, device) for _ in range(1 if in_the_interpreter else 4)])
     for p in (0.7,) if in_the_interpreter else (0.05, 0.5, 0.95):
-        _check(logits, _floors(logits, p=p, capacity=64), 1.0, p=p)
-    _check(logits, _floors(logits, k=700, p=0.5, capacity=64), 1.0, 700, 0.5)
+        _check(logits, _floors(logits, p=p, **FEW), 1.0, p=p)
+    _check(logits, _floors(logits, k=700, p=0.5, **FEW), 1.0, 700, 0.5)

@@ -1,23 +1,16 @@
 """top-k, top-p and min-p as floors, found without sorting the vocabulary; the truth is `sampling/filters.py`.
 
 A floor is the largest value of the row such that it and all that is larger weigh enough: each weighs 1 for top-k, its
-probability for top-p. The search keeps a bracket, and whatever the row, a few reads narrow it to a handful of values:
+probability for top-p.
 
-    low ............ ceiling          low and all above it: enough; from the ceiling on: weighed, not enough
+    begin     what reaches a guess by the blocks' largest: enough for nearly every row that is drawn from in practice,
+              and only the blocks that reach it are read. The others, flat rows, stay open:
+    sieve     a sample brackets the floor, one read by many programs weighs what is above and copies what is inside,
+              and the floor is settled among the copies (sieve.py). Once for all open rows, once more for those that
+              were searched by top-k and want top-p as well
+    finish    rows that a sample misled are searched by eight reads; min-p joins in
 
-    begin     what reaches the k-th (or 64th) largest of the blocks' largest: enough for nearly every row that is drawn
-              from in practice, and only these blocks are read. The others, flat rows, stay open:
-    propose   among 512 logits, evenly spread over the vocabulary, where would the floor be? The sample's values around
-              there are 16 thresholds
-    weigh     one read of the row, by several programs: how much reaches each threshold
-    narrow    two of the thresholds are the next bracket; what lies inside is collected and, if it fits into the buffer,
-              settled in registers
-    finish    whoever is open still: thresholds that cut the bracket evenly, until what is left fits
-
-A sample tells of ranks, not of values, so these few reads are enough for every kind of row; a value that many ties have
-is one of the sample, and the bracket is open on both sides. Where a sample misleads all the same, `finish` cuts what is
-left of the list of all float32 numbers into 17 equal parts, eight times at most. Sums have one fixed order: a row's
-floor is the same in every batch. Top-k comes first, then top-p among what it left, each by these five launches.
+So a row is read once whatever it is like. Sums have one fixed order: a row's floor is the same in every batch.
 """
 
 from __future__ import annotations
@@ -31,45 +24,59 @@ from torch import Tensor
 
 from ramify.gpu.kernels.brackets import (
     THRESHOLDS,
-    collect,
-    even_thresholds,
-    index_of,
-    narrowed,
+    exact_floor,
+    masses_of,
     rate_of,
-    sampled_thresholds,
     select,
-    settle_collected,
     weigh,
 )
 from ramify.gpu.kernels.race import BLOCK, BlockScores, scaled, width_of
+from ramify.gpu.kernels.sieve import (
+    BRACKET,
+    BY_COUNT,
+    BY_MASS,
+    CLOSED,
+    LARGEST,
+    LEAST,
+    LOST_COUNT,
+    LOW,
+    MASS,
+    PARTS,
+    WANTED,
+    propose,
+    settle,
+    sift,
+)
 
-CAPACITY, FEW = 4096, 512  # candidates that are settled in registers, and those of nearly every row
+CAPACITY, FEW = 4096, 512  # of what begin collects: what is settled in registers, and what nearly every row has
 FIRST_GUESS = 64  # top-p first looks at what reaches the 64th largest block
-SPLIT = tl.constexpr(32 * 1024)  # logits that one program weighs
-LOW, CEILING, ABOVE, WANTED, TOTAL = map(tl.constexpr, range(5))  # of a bracket
-BRACKET = tl.constexpr(5)
+BLOCKS_AT_ONCE = tl.constexpr(8)
+SAMPLE, SAMPLED_NEIGHBOURS = 8192, 1
+SIFTED = 5120  # logits that one program sifts, or fewer
+SEGMENT = 256  # copies of one program that sifts: a twentieth, and half as many again
+# Where a thread has one place in every block, and what it finds there goes behind what the threads before it find.
+BEGIN_WARPS = SIFT_WARPS = BLOCK.value // 32
+PROPOSE_WARPS, SETTLE_WARPS = 8, 8
 
 
 class FloorScratch(NamedTuple):
     """Memory the search works in; its content means nothing afterwards."""
 
-    blocks: Tensor  # (R, blocks) int32: those that reach into the bracket
-    candidates: Tensor  # (R, a power of two) float32
-    brackets: Tensor  # (R, 5) float32: low, ceiling, above, wanted, total
-    is_open: Tensor  # (R,) int32
-    thresholds: Tensor  # (R, 16) float32
-    reached: Tensor  # (R, splits, 16) float32
+    blocks: Tensor  # (R, blocks) int32: those that begin reads
+    brackets: Tensor  # (R, 7) float32: low, tie, ceiling, wanted, largest, the row's mass, the least floor
+    kinds: Tensor  # (R,) int32
+    parts: Tensor  # (R, 5, splits) float32: of each program what is above, its mass, ties, lows, how many are inside
+    copies: Tensor  # (R, splits, segment) float32: those that are inside, or what begin collects
 
     @classmethod
-    def empty(cls, rows: int, vocab_size: int, device: torch.device) -> FloorScratch:
-        blocks = torch.empty(rows, triton.cdiv(vocab_size, BLOCK.value), dtype=torch.int32, device=device)
+    def empty(cls, rows: int, vocab_size: int, device: torch.device, segment: int = SEGMENT) -> FloorScratch:
+        splits = triton.next_power_of_2(triton.cdiv(vocab_size, SIFTED))
         return cls(
-            blocks,
-            torch.empty(rows, CAPACITY, device=device),
+            torch.empty(rows, triton.cdiv(vocab_size, BLOCK.value), dtype=torch.int32, device=device),
             torch.empty(rows, BRACKET.value, device=device),
             torch.empty(rows, dtype=torch.int32, device=device),
-            torch.empty(rows, THRESHOLDS.value, device=device),
-            torch.empty(rows, triton.cdiv(vocab_size, SPLIT.value), THRESHOLDS.value, device=device),
+            torch.empty(rows, PARTS.value, splits, device=device),
+            torch.empty(rows, splits, segment, device=device),
         )
 
 
@@ -83,6 +90,7 @@ def find_floors(
     min_p: Tensor,
     scratch: FloorScratch,
     floors: Tensor,
+    sample: int = SAMPLE,
 ) -> None:
     """Floors (R,) float32 of logits (R, V), on the scale of the logits: x stays where x >= floor.
 
@@ -91,39 +99,47 @@ def find_floors(
     that are not finite get minus infinity.
     """
     rows, vocab_size = logits.shape
-    num_blocks, capacity = scores.largest.shape[1], scratch.candidates.shape[1]
-    splits = scratch.reached.shape[1]
-    row_of = (logits, logits.stride(0), temperatures, scores.largest)
-    sizes = {"vocab_size": vocab_size, "num_blocks": num_blocks, "width": width_of(num_blocks)}
-    room = {**sizes, "capacity": capacity, "few": min(FEW, capacity)}
-    for by_mass in (False, True):
-        bracket = (scratch.brackets, scratch.is_open)
-        memory = (scratch.blocks, scratch.candidates)
-        _begin[(rows,)](
-            *row_of,
-            scores.sums,
-            top_k,
-            top_p,
-            *memory,
-            *bracket,
-            by_mass=by_mass,
-            first_guess=min(FIRST_GUESS, num_blocks),
-            **room,
-            num_warps=8,
-        )
-        _propose[(rows,)](*row_of, *bracket, scratch.thresholds, by_mass=by_mass, **sizes, num_warps=4)
-        _weigh_rows[(rows, splits)](
-            *row_of, *bracket, scratch.thresholds, scratch.reached, by_mass=by_mass, **sizes, num_warps=8
-        )
-        _narrow[(rows,)](
-            *row_of, *memory, *bracket, scratch.thresholds, scratch.reached, by_mass=by_mass, splits=splits, **room,
-            num_warps=8,
+    num_blocks = scores.largest.shape[1]
+    _, splits, segment = scratch.copies.shape
+    capacity = min(CAPACITY, splits * segment)
+    row_of = (logits, logits.stride(0), temperatures)
+    state = (scratch.brackets, scratch.kinds)
+    sizes = {"vocab_size": vocab_size, "num_blocks": num_blocks}
+    _begin[(rows,)](
+        *row_of,
+        scores.largest,
+        scores.sums,
+        top_k,
+        top_p,
+        scratch.blocks,
+        scratch.copies,
+        *state,
+        first_guess=min(FIRST_GUESS, num_blocks),
+        **sizes,
+        width=width_of(num_blocks),
+        row_copies=splits * segment,
+        capacity=capacity,
+        few=min(FEW, capacity),
+        num_warps=BEGIN_WARPS,
+    )
+    for _ in range(2):
+        propose[(rows,)](
+            *row_of, *state, sample=sample, neighbours=SAMPLED_NEIGHBOURS, vocab_size=vocab_size,
+            num_warps=PROPOSE_WARPS,
         )  # fmt: skip
-        _finish[(rows,)](*row_of, min_p, *memory, *bracket, floors, by_mass=by_mass, **room, num_warps=8)
+        sift[(rows, splits)](
+            *row_of, *state, scratch.parts, scratch.copies, **sizes, splits=splits, segment=segment,
+            num_warps=SIFT_WARPS,
+        )  # fmt: skip
+        settle[(rows,)](
+            temperatures, top_p, *state, scratch.parts, scratch.copies, splits=splits, segment=segment,
+            num_warps=SETTLE_WARPS,
+        )  # fmt: skip
+    _finish[(rows,)](*row_of, top_p, min_p, *state, floors, vocab_size=vocab_size, num_warps=8)
 
 
 @triton.jit
-def _begin(  # noqa: PLR0915
+def _begin(
     logits: tl.tensor,
     logits_stride: tl.tensor,
     temperatures: tl.tensor,
@@ -134,193 +150,131 @@ def _begin(  # noqa: PLR0915
     listed: tl.tensor,
     candidates: tl.tensor,
     brackets: tl.tensor,
-    is_open: tl.tensor,
-    by_mass: tl.constexpr,
+    kinds: tl.tensor,
     first_guess: tl.constexpr,
     vocab_size: tl.constexpr,
     num_blocks: tl.constexpr,
     width: tl.constexpr,
+    row_copies: tl.constexpr,
     capacity: tl.constexpr,
     few: tl.constexpr,
 ) -> None:
-    """What the blocks' largest tell; by mass, what top-k left is in `brackets` already."""
+    """What a row is searched by, and what the blocks' largest tell of its floor."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * logits_stride
     listed += row * num_blocks
-    candidates += row * capacity
+    candidates += row * row_copies
     brackets += row * BRACKET
     blocks = tl.arange(0, width)
     exists = blocks < num_blocks
     tops = tl.load(block_largest + row * num_blocks + blocks, mask=exists, other=float("-inf"))
+    sums = tl.load(block_sums + row * num_blocks + blocks, mask=exists, other=0.0)
     largest, temperature = tl.max(tops, axis=0), tl.load(temperatures + row)
-    rate, k = rate_of(temperature), tl.load(top_k + row)
-    narrows = (k > 0) & (k < vocab_size)
+    rate, k, p = rate_of(temperature), tl.load(top_k + row), tl.load(top_p + row)
     # NaN fails every comparison: such rows have no floor.
-    asks = (temperature > 0) & (largest > float("-inf")) & (largest < float("inf"))
+    is_sound = (temperature > 0) & (largest > float("-inf")) & (largest < float("inf"))
+    counts = is_sound & (k > 0) & (k < vocab_size)
+    kind = tl.where(counts, BY_COUNT, tl.where(is_sound & (p < 1.0), BY_MASS, CLOSED))
     low = tl.full((), float("-inf"), tl.float32)
-    tl.store(is_open + row, 0)
-    if by_mass:
-        low = tl.load(brackets + LOW)
-        p = tl.load(top_p + row)
-        asks = asks & (p < 1.0)
-    else:
-        asks = asks & narrows
-    if asks:
-        ones = tl.where(exists, 1.0, 0.0)
-        lowest_top = tl.min(tl.where(exists, tops, float("inf")), axis=0)
-        if by_mass:
-            if narrows:  # noqa: SIM108, not a value but a tensor decides
-                guess = low  # what top-k left begins there
-            else:
-                guess = select(tops, ones, lowest_top, largest, 0.0, first_guess)
-        else:
-            guess = select(tops, ones, lowest_top, largest, 0.0, tl.minimum(k, num_blocks).to(tl.float32))
-        weight, count, smallest = collect(
-            logits, listed, candidates, tops, largest, rate, guess, float("inf"), True,
-            by_mass, vocab_size, num_blocks, width, capacity,
-        )  # fmt: skip
-        if by_mass:
-            sums = tl.load(block_sums + row * num_blocks + blocks, mask=exists, other=0.0)
-            whole = tl.sum(tl.where(exists, tl.exp(scaled(tops, largest, temperature)) * sums, 0.0), axis=0)
-            total = tl.where(narrows, weight, whole)
-            wanted = p * total
-        else:
-            total = vocab_size * 1.0
-            wanted = k.to(tl.float32)
-        is_enough = weight >= wanted
-        ceiling = tl.where(is_enough, float("inf"), guess)
-        above = tl.where(is_enough, 0.0, weight)
-        tl.store(is_open + row, ((count > capacity) | (weight < wanted)).to(tl.int32))
-        if is_enough:
-            low = settle_collected(
-                candidates, count, largest, rate, smallest, above, wanted, by_mass, capacity, few
-            )  # fmt: skip
-        tl.store(brackets + CEILING, ceiling)
-        tl.store(brackets + ABOVE, above)
+    if kind != CLOSED:
+        heights = tl.where(exists, tl.exp(scaled(tops, largest, temperature)), 0.0)
+        masses = heights * sums
+        mass = tl.sum(masses, axis=0)
+        wanted = tl.where(counts, k.to(tl.float32), p * mass)
+        # What the blocks' largest alone weigh is there for sure; where that is too little, the likeliest blocks may do.
+        is_sure = (not counts) & (tl.sum(heights, axis=0) >= wanted)
+        guessed = tl.where(counts, tl.minimum(k, num_blocks).to(tl.float32), tl.where(is_sure, wanted, first_guess))
+        weights = tl.where(is_sure, heights, tl.where(exists, 1.0, 0.0))
+        lowest = tl.min(tl.where(exists, tops, float("inf")), axis=0)
+        guess = select(tops, weights, lowest, largest, 0.0, guessed)
+        could = tl.sum(tl.where(tops >= guess, masses, 0.0), axis=0) >= wanted
+        if tl.where(counts, k <= num_blocks // 2 + 1, could):
+            count = _collect(logits, listed, candidates, tops, guess, vocab_size, num_blocks, width, capacity)
+            if count <= few:
+                low = _settle(candidates, count, largest, rate, counts, wanted, p, few)
+            elif count <= capacity:
+                low = _settle(candidates, count, largest, rate, counts, wanted, p, capacity)
+        kind = tl.where(low > float("-inf"), CLOSED, kind)
         tl.store(brackets + WANTED, wanted)
-        tl.store(brackets + TOTAL, total)
+        tl.store(brackets + MASS, mass)
+        tl.store(brackets + LEAST, float("-inf"))
+    tl.store(kinds + row, kind)
+    tl.store(brackets + LARGEST, largest)
     tl.store(brackets + LOW, low)
 
 
 @triton.jit
-def _propose(
+def _collect(
     logits: tl.tensor,
-    logits_stride: tl.tensor,
-    temperatures: tl.tensor,
-    block_largest: tl.tensor,
-    brackets: tl.tensor,
-    is_open: tl.tensor,
-    thresholds: tl.tensor,
-    by_mass: tl.constexpr,
-    vocab_size: tl.constexpr,
-    num_blocks: tl.constexpr,
-    width: tl.constexpr,
-) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    if tl.load(is_open + row) != 0:
-        brackets += row * BRACKET
-        blocks = tl.arange(0, width)
-        tops = tl.load(block_largest + row * num_blocks + blocks, mask=blocks < num_blocks, other=float("-inf"))
-        chosen = sampled_thresholds(
-            logits + row * logits_stride,
-            tl.max(tops, axis=0),
-            rate_of(tl.load(temperatures + row)),
-            tl.load(brackets + LOW),
-            tl.load(brackets + CEILING),
-            tl.load(brackets + ABOVE),
-            tl.load(brackets + WANTED),
-            tl.load(brackets + TOTAL),
-            by_mass,
-            vocab_size,
-        )
-        tl.store(thresholds + row * THRESHOLDS + tl.arange(0, THRESHOLDS), chosen)
-
-
-@triton.jit
-def _weigh_rows(
-    logits: tl.tensor,
-    logits_stride: tl.tensor,
-    temperatures: tl.tensor,
-    block_largest: tl.tensor,
-    brackets: tl.tensor,
-    is_open: tl.tensor,
-    thresholds: tl.tensor,
-    reached: tl.tensor,
-    by_mass: tl.constexpr,
-    vocab_size: tl.constexpr,
-    num_blocks: tl.constexpr,
-    width: tl.constexpr,
-) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    if tl.load(is_open + row) != 0:
-        split = tl.program_id(1)
-        lanes = tl.arange(0, THRESHOLDS)
-        blocks = tl.arange(0, width)
-        tops = tl.load(block_largest + row * num_blocks + blocks, mask=blocks < num_blocks, other=float("-inf"))
-        part = weigh(
-            logits + row * logits_stride,
-            tl.load(thresholds + row * THRESHOLDS + lanes),
-            tl.max(tops, axis=0),
-            rate_of(tl.load(temperatures + row)),
-            tl.load(brackets + row * BRACKET + CEILING),
-            split * SPLIT,
-            tl.minimum((split + 1) * SPLIT, vocab_size),
-            by_mass,
-            vocab_size,
-        )
-        tl.store(reached + (row * tl.num_programs(1) + split) * THRESHOLDS + lanes, part)
-
-
-@triton.jit
-def _narrow(
-    logits: tl.tensor,
-    logits_stride: tl.tensor,
-    temperatures: tl.tensor,
-    block_largest: tl.tensor,
     listed: tl.tensor,
     candidates: tl.tensor,
-    brackets: tl.tensor,
-    is_open: tl.tensor,
-    thresholds: tl.tensor,
-    reached: tl.tensor,
-    by_mass: tl.constexpr,
-    splits: tl.constexpr,
+    tops: tl.tensor,
+    low: tl.tensor,
     vocab_size: tl.constexpr,
     num_blocks: tl.constexpr,
     width: tl.constexpr,
     capacity: tl.constexpr,
-    few: tl.constexpr,
-) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    if tl.load(is_open + row) != 0:
-        brackets += row * BRACKET
-        lanes = tl.arange(0, THRESHOLDS)
-        above, wanted = tl.load(brackets + ABOVE), tl.load(brackets + WANTED)
-        whole = above + tl.zeros((THRESHOLDS,), tl.float32)
-        for split in range(splits):
-            whole += tl.load(reached + (row * splits + split) * THRESHOLDS + lanes)
-        low, ceiling, above = narrowed(
-            tl.load(thresholds + row * THRESHOLDS + lanes),
-            whole,
-            tl.load(brackets + LOW),
-            tl.load(brackets + CEILING),
-            above,
-            wanted,
-        )
-        blocks = tl.arange(0, width)
-        tops = tl.load(block_largest + row * num_blocks + blocks, mask=blocks < num_blocks, other=float("-inf"))
-        largest, rate = tl.max(tops, axis=0), rate_of(tl.load(temperatures + row))
-        _, count, _ = collect(
-            logits + row * logits_stride, listed + row * num_blocks, candidates + row * capacity, tops, largest, rate,
-            low, ceiling, False, by_mass, vocab_size, num_blocks, width, capacity,
-        )  # fmt: skip
-        low = settle_collected(
-            candidates + row * capacity, count, largest, rate, low, above, wanted, by_mass, capacity, few
-        )
-        tl.store(brackets + LOW, low)
-        tl.store(brackets + CEILING, ceiling)
-        tl.store(brackets + ABOVE, above)
-        tl.store(is_open + row, (count > capacity).to(tl.int32))
+) -> tl.tensor:
+    """How many x >= low there are, and up to `capacity` of them; reads only the blocks that reach low."""
+    blocks = tl.arange(0, width)
+    is_read = (blocks < num_blocks) & (tops >= low)
+    num_read = tl.sum(is_read.to(tl.int32), axis=0)
+    tl.store(listed + tl.cumsum(is_read.to(tl.int32), axis=0) - 1, blocks, mask=is_read)
+    # Memory that other threads of this program wrote is read only after a barrier.
+    tl.debug_barrier()
+    lanes = tl.arange(0, BLOCK)
+    counts = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, num_read, BLOCKS_AT_ONCE):
+        for step in tl.static_range(BLOCKS_AT_ONCE):
+            is_block = start + step < num_read
+            ids = tl.load(listed + start + step, mask=is_block, other=num_blocks) * BLOCK + lanes
+            x = tl.load(logits + ids, mask=ids < vocab_size, other=float("-inf"))
+            counts += ((x >= low) & (ids < vocab_size)).to(tl.int32)
+    count = tl.sum(counts, axis=0)
+    if count <= capacity:
+        # Each lane's go behind those of the lanes before it. They are read again, out of a cache.
+        target = candidates + tl.cumsum(counts, axis=0) - counts
+        for start in range(0, num_read, BLOCKS_AT_ONCE):
+            for step in tl.static_range(BLOCKS_AT_ONCE):
+                is_block = start + step < num_read
+                ids = tl.load(listed + start + step, mask=is_block, other=num_blocks) * BLOCK + lanes
+                x = tl.load(logits + ids, mask=ids < vocab_size, other=float("-inf"))
+                is_in = (x >= low) & (ids < vocab_size)
+                tl.store(target, x, mask=is_in)
+                target += is_in.to(tl.int32)
+    tl.debug_barrier()
+    return count
+
+
+@triton.jit
+def _settle(
+    candidates: tl.tensor,
+    count: tl.tensor,
+    largest: tl.tensor,
+    rate: tl.tensor,
+    counts: tl.tensor,
+    wanted: tl.tensor,
+    p: tl.tensor,
+    size: tl.constexpr,
+) -> tl.tensor:
+    """The floor among what was collected, by top-k if it counts and then by top-p; minus infinity if it is lower."""
+    lanes = tl.arange(0, size)
+    x = tl.load(candidates + lanes, mask=lanes < count, other=float("-inf"))
+    low = tl.min(tl.where(lanes < count, x, float("inf")), axis=0)
+    if counts:
+        if count >= wanted:
+            low = select(x, tl.where(lanes < count, 1.0, 0.0), low, largest, 0.0, wanted)
+        else:
+            low = tl.full((), float("-inf"), tl.float32)
+    if (p < 1.0) & (low > float("-inf")):
+        masses = tl.where((lanes < count) & (x >= low), masses_of(x, largest, rate), 0.0)
+        mass = tl.sum(masses, axis=0)
+        wanted = tl.where(counts, p * mass, wanted)
+        if mass >= wanted:  # noqa: SIM108, not a value but a tensor decides
+            low = select(x, masses, low, largest, 0.0, wanted)
+        else:
+            low = tl.full((), float("-inf"), tl.float32)
+    return low
 
 
 @triton.jit
@@ -328,49 +282,31 @@ def _finish(
     logits: tl.tensor,
     logits_stride: tl.tensor,
     temperatures: tl.tensor,
-    block_largest: tl.tensor,
+    top_p: tl.tensor,
     min_p: tl.tensor,
-    listed: tl.tensor,
-    candidates: tl.tensor,
     brackets: tl.tensor,
-    is_open: tl.tensor,
+    kinds: tl.tensor,
     floors: tl.tensor,
-    by_mass: tl.constexpr,
     vocab_size: tl.constexpr,
-    num_blocks: tl.constexpr,
-    width: tl.constexpr,
-    capacity: tl.constexpr,
-    few: tl.constexpr,
 ) -> None:
-    """Closes what is open; by mass, the last round, min-p joins in and the floor is written."""
+    """Searches what is lost, and writes all floors."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * logits_stride
-    listed += row * num_blocks
-    candidates += row * capacity
     brackets += row * BRACKET
-    blocks = tl.arange(0, width)
-    tops = tl.load(block_largest + row * num_blocks + blocks, mask=blocks < num_blocks, other=float("-inf"))
-    largest, temperature = tl.max(tops, axis=0), tl.load(temperatures + row)
-    rate = rate_of(temperature)
-    low = tl.load(brackets + LOW)
-    if tl.load(is_open + row) != 0:
-        ceiling, above, wanted = tl.load(brackets + CEILING), tl.load(brackets + ABOVE), tl.load(brackets + WANTED)
-        searching = True
-        while searching:
-            thresholds = even_thresholds(low, ceiling)
-            reached = above + weigh(logits, thresholds, largest, rate, ceiling, 0, vocab_size, by_mass, vocab_size)
-            low, ceiling, above = narrowed(thresholds, reached, low, ceiling, above, wanted)
-            _, count, _ = collect(
-                logits, listed, candidates, tops, largest, rate, low, ceiling, False,
-                by_mass, vocab_size, num_blocks, width, capacity,
-            )  # fmt: skip
-            low = settle_collected(candidates, count, largest, rate, low, above, wanted, by_mass, capacity, few)
-            searching = (count > capacity) & (index_of(ceiling) - index_of(low) > 1)
-        tl.store(brackets + LOW, low)
-    if by_mass:
-        smallest_share = tl.load(min_p + row)
-        asks = (temperature > 0) & (largest > float("-inf")) & (largest < float("inf"))
-        if asks & (smallest_share > 0.0):
-            # Rounding must not throw out the likeliest itself.
-            low = tl.maximum(low, tl.minimum(largest, largest + temperature * tl.log(smallest_share)))
-        tl.store(floors + row, low)
+    kind, temperature = tl.load(kinds + row), tl.load(temperatures + row)
+    floor, largest = tl.load(brackets + LOW), tl.load(brackets + LARGEST)
+    if kind != CLOSED:
+        rate, p, wanted = rate_of(temperature), tl.load(top_p + row), tl.load(brackets + WANTED)
+        floor, lowest = tl.load(brackets + LEAST), tl.full((), float("-inf"), tl.float32)
+        if kind == LOST_COUNT:
+            floor = exact_floor(logits, largest, rate, False, lowest, wanted, vocab_size)
+            reached = weigh(logits, floor + tl.zeros((THRESHOLDS,), tl.float32), largest, rate, True, vocab_size)
+            wanted = p * tl.max(reached, axis=0)
+        if p < 1.0:
+            floor = tl.maximum(floor, exact_floor(logits, largest, rate, True, lowest, wanted, vocab_size))
+    smallest_share = tl.load(min_p + row)
+    is_sound = (temperature > 0) & (largest > float("-inf")) & (largest < float("inf"))
+    if is_sound & (smallest_share > 0.0):
+        # Rounding must not throw out the likeliest itself.
+        floor = tl.maximum(floor, tl.minimum(largest, largest + temperature * tl.log(smallest_share)))
+    tl.store(floors + row, floor)
