@@ -16,6 +16,7 @@ KERNELS = {
     "_begin",
     "propose",
     "sift",
+    "_narrow",
     "_finish",
     "_match_words",
     "_control_blocks",
