@@ -12,6 +12,7 @@ from ramify.gpu.kernels.race import COLDEST, LOG2_E
 
 THRESHOLDS = tl.constexpr(16)  # weighed in one read
 WEIGHED_AT_ONCE = tl.constexpr(1024)
+HALVINGS = tl.constexpr(10)  # of thousands of values: a handful is left
 
 
 @triton.jit
@@ -69,6 +70,22 @@ def select(
             top = tl.max(tl.where(is_high, float("-inf"), x), axis=0)
         turn += 1
     return low
+
+
+@triton.jit
+def select_among_many(
+    x: tl.tensor, weights: tl.tensor, low: tl.tensor, top: tl.tensor, above: tl.tensor, wanted: tl.tensor
+) -> tl.tensor:
+    """As `select`; first halved a few times without asking which values are next to the middle."""
+    high = tl.full((), float("inf"), tl.float32)
+    for _ in range(HALVINGS):
+        middle = 0.5 * low + 0.5 * tl.minimum(high, top)
+        is_enough = above + tl.sum(tl.where(x >= middle, weights, 0.0), axis=0) >= wanted
+        low = tl.where(is_enough, middle, low)
+        high = tl.where(is_enough, high, middle)
+    low = tl.min(tl.where(x >= low, x, float("inf")), axis=0)
+    top = tl.max(tl.where(x < high, x, float("-inf")), axis=0)
+    return select(x, weights, low, top, above, wanted)
 
 
 @triton.jit

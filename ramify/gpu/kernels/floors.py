@@ -3,8 +3,9 @@
 A floor is the largest value of the row such that it and all that is larger weigh enough: each weighs 1 for top-k, its
 probability for top-p.
 
-    begin     what reaches a guess by the blocks' largest: enough for nearly every row that is drawn from in practice,
-              and only the blocks that reach it are read. The others, flat rows, stay open:
+    begin     where the blocks' largest alone weigh enough, the floor is among what reaches the least of these: so it is
+              with nearly every row that is drawn from in practice, and only these blocks are read. The others, flat
+              rows, stay open:
     sieve     a sample brackets the floor, one read by many programs weighs what is above and copies what is inside,
               and the floor is settled among the copies (sieve.py). Once for all open rows, once more for those that
               were searched by top-k and want top-p as well
@@ -49,14 +50,14 @@ from ramify.gpu.kernels.sieve import (
 )
 
 CAPACITY, FEW = 4096, 512  # of what begin collects: what is settled in registers, and what nearly every row has
-FIRST_GUESS = 64  # top-p first looks at what reaches the 64th largest block
+MOST_READ = 128  # blocks: a row whose floor more of them reach counts as flat
 BLOCKS_AT_ONCE = tl.constexpr(8)
-SAMPLE, SAMPLED_NEIGHBOURS = 8192, 1
+SAMPLE, SAMPLED_NEIGHBOURS = 8192, 2
 SIFTED = 5120  # logits that one program sifts, or fewer
 SEGMENT = 256  # copies of one program that sifts: a twentieth, and half as many again
 # Where a thread has one place in every block, and what it finds there goes behind what the threads before it find.
 BEGIN_WARPS = SIFT_WARPS = BLOCK.value // 32
-PROPOSE_WARPS, SETTLE_WARPS = 8, 8
+PROPOSE_WARPS, SETTLE_WARPS = 8, 16
 
 
 class FloorScratch(NamedTuple):
@@ -114,7 +115,7 @@ def find_floors(
         scratch.blocks,
         scratch.copies,
         *state,
-        first_guess=min(FIRST_GUESS, num_blocks),
+        most_read=MOST_READ,
         **sizes,
         width=width_of(num_blocks),
         row_copies=splits * segment,
@@ -122,14 +123,14 @@ def find_floors(
         few=min(FEW, capacity),
         num_warps=BEGIN_WARPS,
     )
-    for _ in range(2):
+    for splits_each in (1, min(splits, 8)):  # few rows come again, so few programs look for them
         propose[(rows,)](
             *row_of, *state, sample=sample, neighbours=SAMPLED_NEIGHBOURS, vocab_size=vocab_size,
             num_warps=PROPOSE_WARPS,
         )  # fmt: skip
-        sift[(rows, splits)](
+        sift[(rows, splits // splits_each)](
             *row_of, *state, scratch.parts, scratch.copies, **sizes, splits=splits, segment=segment,
-            num_warps=SIFT_WARPS,
+            splits_each=splits_each, num_warps=SIFT_WARPS,
         )  # fmt: skip
         settle[(rows,)](
             temperatures, top_p, *state, scratch.parts, scratch.copies, splits=splits, segment=segment,
@@ -151,7 +152,7 @@ def _begin(
     candidates: tl.tensor,
     brackets: tl.tensor,
     kinds: tl.tensor,
-    first_guess: tl.constexpr,
+    most_read: tl.constexpr,
     vocab_size: tl.constexpr,
     num_blocks: tl.constexpr,
     width: tl.constexpr,
@@ -178,17 +179,14 @@ def _begin(
     low = tl.full((), float("-inf"), tl.float32)
     if kind != CLOSED:
         heights = tl.where(exists, tl.exp(scaled(tops, largest, temperature)), 0.0)
-        masses = heights * sums
-        mass = tl.sum(masses, axis=0)
+        mass = tl.sum(heights * sums, axis=0)
         wanted = tl.where(counts, k.to(tl.float32), p * mass)
-        # What the blocks' largest alone weigh is there for sure; where that is too little, the likeliest blocks may do.
-        is_sure = (not counts) & (tl.sum(heights, axis=0) >= wanted)
-        guessed = tl.where(counts, tl.minimum(k, num_blocks).to(tl.float32), tl.where(is_sure, wanted, first_guess))
-        weights = tl.where(is_sure, heights, tl.where(exists, 1.0, 0.0))
-        lowest = tl.min(tl.where(exists, tops, float("inf")), axis=0)
-        guess = select(tops, weights, lowest, largest, 0.0, guessed)
-        could = tl.sum(tl.where(tops >= guess, masses, 0.0), axis=0) >= wanted
-        if tl.where(counts, k <= num_blocks // 2 + 1, could):
+        # What the blocks' largest alone weigh is there for sure.
+        weights = tl.where(counts, tl.where(exists, 1.0, 0.0), heights)
+        guess = tl.full((), float("-inf"), tl.float32)
+        if tl.sum(weights, axis=0) >= wanted:
+            guess = select(tops, weights, tl.min(tl.where(exists, tops, float("inf")), axis=0), largest, 0.0, wanted)
+        if (guess > float("-inf")) & (tl.sum((tops >= guess).to(tl.int32), axis=0) <= most_read):
             count = _collect(logits, listed, candidates, tops, guess, vocab_size, num_blocks, width, capacity)
             if count <= few:
                 low = _settle(candidates, count, largest, rate, counts, wanted, p, few)

@@ -18,12 +18,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ramify.gpu.kernels.brackets import masses_of, middle_of, rate_of, select
+from ramify.gpu.kernels.brackets import masses_of, middle_of, rate_of, select_among_many
 from ramify.gpu.kernels.race import BLOCK
 
 # How many standard deviations a sample may err: one row in 30,000 errs by more.
 DEVIATIONS = tl.constexpr(4.0)
 CLOSE = tl.constexpr(0.125)  # of what a sample may err: what an edge may be off
+SNAPPING = tl.constexpr(12)  # turns of a search after which its ends become values of the sample
 ROUNDING = tl.constexpr(1e-5)  # of the whole: what sums in different orders may differ by
 
 LOW, TIE, CEILING, WANTED, LARGEST, MASS, LEAST = map(tl.constexpr, range(7))  # of a bracket
@@ -96,23 +97,30 @@ def _edge(
     low = tl.min(tl.where(x > float("-inf"), x, float("inf")), axis=0)
     top = tl.max(x, axis=0)
     found = tl.full((), float("-inf"), tl.float32)
-    below_low, below_top = tl.full((), 0.0, tl.float32), tl.full((), float("inf"), tl.float32)
+    below_low, below_high = tl.full((), 0.0, tl.float32), tl.full((), float("inf"), tl.float32)
     excess, spread = _excess(below_low, low, largest, rate, by_mass, allowed, side, x.shape[0], vocab_size)
     if (excess <= 0.0) & (low <= top):
+        high = tl.full((), float("inf"), tl.float32)  # where there is too much below, or nothing of the sample above
         turn = 0
-        while (low < top) & (below_top - below_low > CLOSE * spread):
+        while (low < top) & (below_high - below_low > CLOSE * spread):
             middle = middle_of(low, top, turn)
-            is_high = x >= middle
-            below = tl.sum(tl.where(is_high, 0.0, weights), axis=0)
+            below = tl.sum(tl.where(x >= middle, 0.0, weights), axis=0)
             excess, spread = _excess(below, middle, largest, rate, by_mass, allowed, side, x.shape[0], vocab_size)
             if excess <= 0.0:
-                low = tl.min(tl.where(is_high, x, float("inf")), axis=0)
+                low = middle
                 below_low = below
             else:
-                top = tl.max(tl.where(is_high, float("-inf"), x), axis=0)
-                below_top = below
+                high = middle
+                top = middle
+                below_high = below
             turn += 1
-        found = low if side > 0 else top
+            if turn % SNAPPING == 0:  # a value that very many have is all that is left, sooner or later
+                low = tl.min(tl.where(x >= low, x, float("inf")), axis=0)
+                top = tl.max(tl.where(x < high, x, float("-inf")), axis=0)
+        if side > 0:
+            found = tl.min(tl.where(x >= low, x, float("inf")), axis=0)
+        else:
+            found = tl.max(tl.where(x < high, x, float("-inf")), axis=0)
     return found
 
 
@@ -155,56 +163,89 @@ def sift(
     num_blocks: tl.constexpr,
     splits: tl.constexpr,
     segment: tl.constexpr,
+    splits_each: tl.constexpr,
 ) -> None:
-    """A thread has one place in every block: no number passes from thread to thread but once, for the copies.
-
-    A program takes every so manieth block: neighbours in a vocabulary are alike.
-    """
-    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Split by split. A split has every so manieth block of a row: neighbours in a vocabulary are alike."""
+    row = tl.program_id(0).to(tl.int64)
     kind = tl.load(kinds + row)
     if (kind == BY_COUNT) | (kind == BY_MASS):
         brackets += row * BRACKET
         low, tie, ceiling = tl.load(brackets + LOW), tl.load(brackets + TIE), tl.load(brackets + CEILING)
         tie = tl.where(tie > low, tie, float("inf"))  # else it is counted as low
         largest, rate = tl.load(brackets + LARGEST), rate_of(tl.load(temperatures + row))
-        logits += row * logits_stride
-        first = split * BLOCK + tl.arange(0, BLOCK)
-        steps: tl.constexpr = (num_blocks + splits - 1) // splits
-        above = tl.zeros((BLOCK,), tl.int32)
-        mass_above = tl.zeros((BLOCK,), tl.float32)
-        ties = tl.zeros((BLOCK,), tl.int32)
-        lows = tl.zeros((BLOCK,), tl.int32)
-        inside = tl.zeros((BLOCK,), tl.int32)
-        for step in tl.static_range(steps):
-            ids = first + step * splits * BLOCK
-            x = tl.load(logits + ids, mask=ids < vocab_size, other=float("-inf"))
-            is_above = x >= ceiling
-            mass_above += tl.where(is_above, masses_of(x, largest, rate), 0.0)
-            above += is_above.to(tl.int32)
-            ties += (x == tie).to(tl.int32)
-            lows += ((ids < vocab_size) & (x == low)).to(tl.int32)
-            inside += _is_inside(x, low, tie, ceiling).to(tl.int32)
-        mass, num_inside = tl.sum(mass_above, axis=0), tl.sum(inside, axis=0)
-        parts += row * PARTS * splits + split
-        tl.store(parts + ABOVE * splits, tl.where(kind == BY_MASS, mass, tl.sum(above, axis=0).to(tl.float32)))
-        tl.store(parts + MASS_ABOVE * splits, mass)
-        tl.store(parts + TIES * splits, tl.sum(ties, axis=0).to(tl.float32))
-        tl.store(parts + LOWS * splits, tl.sum(lows, axis=0).to(tl.float32))
-        tl.store(parts + INSIDE * splits, num_inside.to(tl.float32))
-        if num_inside <= segment:
-            # They are read again, out of the nearest cache.
-            target = copies + (row * splits + split) * segment + tl.cumsum(inside, axis=0) - inside
-            for step in tl.static_range(steps):
-                ids = first + step * splits * BLOCK
-                x = tl.load(logits + ids, mask=ids < vocab_size, other=float("-inf"))
-                is_inside = _is_inside(x, low, tie, ceiling)
-                tl.store(target, x, mask=is_inside)
-                target += is_inside.to(tl.int32)
+        for number in range(splits_each):
+            split = tl.program_id(1) * splits_each + number
+            _sift_split(
+                logits + row * logits_stride, parts + row * PARTS * splits + split,
+                copies + (row * splits + split) * segment,
+                split, kind, low, tie, ceiling, largest, rate, vocab_size, num_blocks, splits, segment,
+            )  # fmt: skip
 
 
 @triton.jit
-def _is_inside(x: tl.tensor, low: tl.tensor, tie: tl.tensor, ceiling: tl.tensor) -> tl.tensor:
-    return (x > low) & (x < ceiling) & (x != tie)
+def _sift_split(
+    logits: tl.tensor,
+    parts: tl.tensor,
+    copies: tl.tensor,
+    split: tl.tensor,
+    kind: tl.tensor,
+    low: tl.tensor,
+    tie: tl.tensor,
+    ceiling: tl.tensor,
+    largest: tl.tensor,
+    rate: tl.tensor,
+    vocab_size: tl.constexpr,
+    num_blocks: tl.constexpr,
+    splits: tl.constexpr,
+    segment: tl.constexpr,
+) -> None:
+    """A thread has one place in every block: no number passes from thread to thread but once, for the copies."""
+    lane = tl.arange(0, BLOCK)
+    steps: tl.constexpr = (num_blocks + splits - 1) // splits
+    whole: tl.constexpr = vocab_size // BLOCK // splits  # steps in which every split has a whole block
+    mass_above = tl.zeros((BLOCK,), tl.float32)
+    counts = tl.zeros((BLOCK,), tl.int32)  # of above, ties, lows, inside: a byte each
+    for step in tl.static_range(steps):
+        x = _logits_at(logits, split, lane, step, step < whole, vocab_size, splits)
+        is_above = x >= ceiling
+        mass_above += tl.where(is_above, masses_of(x, largest, rate), 0.0)
+        below = tl.where(x > low, 1 << 24, tl.where(x == low, 1 << 16, 0))
+        counts += tl.where(is_above, 1, tl.where(x == tie, 1 << 8, below))
+    inside = counts >> 24
+    num_inside = tl.sum(inside, axis=0)
+    mass, above = tl.sum(mass_above, axis=0), tl.sum(counts & 0xFF, axis=0).to(tl.float32)
+    lows = tl.sum((counts >> 16) & 0xFF, axis=0)
+    if steps > whole:  # what is read beyond the vocabulary is minus infinity, which low may be
+        lows = tl.where(low > float("-inf"), lows, 0)
+    tl.store(parts + ABOVE * splits, tl.where(kind == BY_MASS, mass, above))
+    tl.store(parts + MASS_ABOVE * splits, mass)
+    tl.store(parts + TIES * splits, tl.sum((counts >> 8) & 0xFF, axis=0).to(tl.float32))
+    tl.store(parts + LOWS * splits, lows.to(tl.float32))
+    tl.store(parts + INSIDE * splits, num_inside.to(tl.float32))
+    if num_inside <= segment:
+        # They are read again, out of the nearest cache.
+        target = tl.cumsum(inside, axis=0) - inside
+        for step in tl.static_range(steps):
+            x = _logits_at(logits, split, lane, step, step < whole, vocab_size, splits)
+            is_inside = (x > low) & (x < ceiling) & (x != tie)
+            tl.store(copies + target, x, mask=is_inside)
+            target += is_inside.to(tl.int32)
+
+
+@triton.jit
+def _logits_at(
+    logits: tl.tensor,
+    split: tl.tensor,
+    lane: tl.tensor,
+    step: tl.constexpr,
+    is_whole: tl.constexpr,
+    vocab_size: tl.constexpr,
+    splits: tl.constexpr,
+) -> tl.tensor:
+    place = logits + split * BLOCK + lane + step * splits * BLOCK
+    if is_whole:
+        return tl.load(place)
+    return tl.load(place, mask=split * BLOCK + lane + step * splits * BLOCK < vocab_size, other=float("-inf"))
 
 
 @triton.jit
@@ -274,7 +315,7 @@ def _settle_copies(
     floor = tl.where(is_tie, tie, low)
     if is_copied:
         lowest = tl.min(tl.where(x > float("-inf"), x, float("inf")), axis=0)
-        floor = select(x, weights, lowest, tl.max(x, axis=0), outside, wanted)
+        floor = select_among_many(x, weights, lowest, tl.max(x, axis=0), outside, wanted)
     is_low = (reached + tl.where(by_mass, low_mass, lows) >= wanted) | (low == float("-inf"))
     if (is_tie | is_copied | is_low) & (above < wanted):
         if (not by_mass) & (p < 1.0):
