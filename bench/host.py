@@ -66,8 +66,10 @@ class InstantDevice:
         self.seconds = 0.0
 
     runs_ahead = False
-    looks_back = False
     chooses = drew_by_kernels = False
+
+    def looks_back(self, _asked: SamplerChoice) -> bool:
+        return False
 
     def reset(self) -> None:
         pass

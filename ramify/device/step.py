@@ -29,6 +29,7 @@ from ramify.device.layers import Layers
 from ramify.device.prompt_reports import report_prompts, rows_asked
 from ramify.device.reads import Int64s
 from ramify.device.sampler_kernels import SamplerKernels
+from ramify.engine.demands import SamplerChoice
 from ramify.engine.plan import Plan, StepResult, Ticket
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.pipeline import ROWS_AT_ONCE, Sampler
@@ -81,8 +82,8 @@ class DeviceStep:
             Lane(each, max_rows, graphs[who], number=number, captures_prompts=self.captures_prompts)
             for number, (each, who) in enumerate(zip(layers, captures, strict=True))
         ]
-        self.looks_back = kernels is not None
         self.chooses = chooses and runs_ahead and kernels is not None and num_tracks == 1
+        self._kernels = kernels
         self._draws = Draws(
             self.lanes,
             self.sampler,
@@ -97,6 +98,9 @@ class DeviceStep:
     def drew_by_kernels(self) -> bool:
         """Whether kernels drew all of the last plan: whoever goes on finds what they left."""
         return self._draws.by_kernels
+
+    def looks_back(self, asked: SamplerChoice) -> bool:
+        return self._kernels is not None and self._kernels.serves(asked)
 
     def reset(self) -> None:
         """Nobody of earlier plans goes on, and what they left on the way to the device has arrived."""

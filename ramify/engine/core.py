@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ramify.engine.capacity import Capacity
-from ramify.engine.demands import Demands
+from ramify.engine.demands import Demands, SamplerChoice
 from ramify.engine.kept import KeptPrefixes
 from ramify.engine.launched import Launched
 from ramify.engine.metrics import EngineMetrics, IterationStats, TrackCounts
@@ -51,9 +51,8 @@ class Device(Protocol):
         """
         ...
 
-    @property
-    def looks_back(self) -> bool:
-        """Whether it keeps what was drawn for controls that depend on it, where its kernels serve them."""
+    def looks_back(self, asked: SamplerChoice) -> bool:
+        """Whether it keeps what was drawn for controls that depend on it: where its kernels serve what is asked for."""
         ...
 
     @property
@@ -242,7 +241,6 @@ class EngineCore:
 
     def _expect(self, launched: Launched) -> None:
         """Before the result is known: one more token for those that just go on, a pause for those that may change."""
-        by_kernels = self.device.looks_back
         are_left = self.device.drew_by_kernels
         chosen = {each.number for each in launched.plan.selections} if are_left else set()
         self.scheduler.stop_those_at_their_end()
@@ -260,7 +258,9 @@ class EngineCore:
                     sequence.is_blocked = True
                 continue
             forks = not draw.position and demands.num_first_draws > 1
-            may_run_ahead = demands.may_run_ahead_by_kernels if by_kernels else demands.may_run_ahead
+            may_run_ahead = demands.may_run_ahead
+            if not may_run_ahead and demands.may_run_ahead_by_kernels:
+                may_run_ahead = self.device.looks_back(demands.choice)
             if may_run_ahead and not forks and draw.position + 1 < demands.longest_output:
                 child = self.requests.groups[sequence.request_id].children[sequence.child]
                 self.scheduler.go_on_unseen(sequence, child, demands, number, is_quiet=demands.is_quiet)

@@ -295,3 +295,26 @@ def test_rows_that_ask_what_was_kept_go_beside_kernels_and_change_nobody() -> No
                 other.kept,
                 other.processed_logprobs,
             )
+
+
+def test_rows_that_look_back_wait_where_kernels_do_not_serve_them() -> None:
+    """Both kinds of logprobs are told by torch's sampler, which must know what was drawn before it draws again."""
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=9,
+        ignore_eos=True,
+        logprobs=1,
+        logit_bias={5: 9.0},
+        presence_penalty=2.0,
+        frequency_penalty=2.0,
+    )
+
+    def tokens(**options: Any) -> list[tuple[int, ...]]:
+        engine = fake_engine(logprobs_mode="both", **options)
+        engine.add_request(Request("0", None, [1, 2, 3], params))
+        finished: dict[str, RequestOutput] = {}
+        while engine.has_unfinished():
+            finished |= {output.request_id: output for output in engine.step() if output.finished}
+        return tokens_of(finished["0"])
+
+    assert tokens(kernels=KernelSampler(8, VOCAB, CPU, "both"), runs_ahead=True) == tokens()
