@@ -133,14 +133,20 @@ def products_of_few_bits(dtype: torch.dtype) -> None:
         )
 
 
+def floors_of(vocab_size: int) -> None:
+    rows = 2
+    logits, ones, numbers = torch.zeros(rows, vocab_size), torch.ones(rows), torch.zeros(rows, dtype=torch.int64)
+    scores, scratch = BlockScores.empty(rows, vocab_size, CPU), FloorScratch.empty(rows, vocab_size, CPU)
+    find_floors(logits, ones, scores, top_k=numbers, top_p=ones, min_p=ones, scratch=scratch, floors=ones)
+
+
 def sampler(vocab_size: int) -> None:
     rows = 2
     logits, ones = torch.zeros(rows, vocab_size), torch.ones(rows)
     numbers = torch.zeros(rows, dtype=torch.int64)
     scores = BlockScores.empty(rows, vocab_size, CPU)
     score_blocks(logits, ones, scores)
-    scratch = FloorScratch.empty(rows, vocab_size, CPU)
-    find_floors(logits, ones, scores, top_k=numbers, top_p=ones, min_p=ones, scratch=scratch, floors=ones)
+    floors_of(vocab_size)
     keep_above(logits, ones, ones, scores)
     tables, other = ControlTables.empty(rows, vocab_size, CPU), BlockScores.empty(rows, vocab_size, CPU)
     match_words(numbers, numbers, tables)
@@ -189,4 +195,6 @@ if __name__ == "__main__":
     products_of_few_rows(torch.bfloat16)
     products_of_few_bits(torch.bfloat16)
     sampler(151_936)
+    for small in (96, 8_192, 8_193, 49_152):  # rows that a sample holds whole take another way
+        floors_of(small)
     mixture(151_936)

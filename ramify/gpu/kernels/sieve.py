@@ -70,11 +70,11 @@ def propose(
 @triton.jit
 def _sampled_ids(sample: tl.constexpr, neighbours: tl.constexpr, vocab_size: tl.constexpr) -> tl.tensor:
     """(sample,): a few neighbours, which memory reads at once, evenly spread; or all ids, and more, of a small row."""
-    lanes = tl.arange(0, sample)
+    lanes = tl.arange(0, sample).to(tl.int64)
     if vocab_size <= sample:
         return lanes
     groups: tl.constexpr = sample // neighbours
-    return (lanes // neighbours).to(tl.int64) * vocab_size // groups // neighbours * neighbours + lanes % neighbours
+    return lanes // neighbours * vocab_size // groups // neighbours * neighbours + lanes % neighbours
 
 
 @triton.jit
