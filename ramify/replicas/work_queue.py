@@ -7,7 +7,8 @@ An engine draws from the queue whenever it holds less than it can run at a time 
 less. Costs are counted in tokens: of a prompt those that an engine has not seen yet, of a child as many as it may draw,
 or as others lately did. Work goes where it would be done first: an engine that knows a prompt's beginning is preferred
 by exactly what that saves. Children that go their own ways are divided where that evens out the engines; near the end,
-when it is known that nothing will follow, the largest goes first.
+when it is known that nothing will follow, the largest goes first, and nothing waits at one engine that another could run
+sooner.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Piece:
 class Engine:
     """What is known here of one engine."""
 
-    most: int  # children that it is given at a time
+    at_once: int  # children that it runs at a time
+    most: int  # that it is given at a time: a few wait there
     prefixes: Prefixes
     load: int = 0
     children: int = 0
@@ -65,18 +67,20 @@ class Engine:
     priorities: Counter[int] = field(default_factory=Counter)
     is_there: bool = True
 
-    def has_room(self, priority: int) -> bool:
-        """More urgent work than what it has need not wait here: the engine lets it go first."""
+    def has_room(self, priority: int, *, nothing_follows: bool) -> bool:
+        """More urgent work than what it has need not wait here: the engine lets it go first. Where nothing follows,
+        whoever is free first should find something, so nobody is given what he cannot run yet."""
         if not self.is_there:
             return False
-        return self.children < self.most or any(priority < other for other in self.priorities)
+        most = self.at_once if nothing_follows else self.most
+        return self.children < most or any(priority < other for other in self.priorities)
 
 
 class WorkQueue:
     def __init__(self, max_num_seqs: int, num_engines: int, *, most_blocks: int = 65_536) -> None:
         # A quarter more than can run, so that an engine need not wait for the answer to "what next?".
         most = max_num_seqs + max(2, max_num_seqs // 4)
-        self.engines = [Engine(most, Prefixes(most_blocks)) for _ in range(num_engines)]
+        self.engines = [Engine(max_num_seqs, most, Prefixes(most_blocks)) for _ in range(num_engines)]
         self._heap: list[tuple[int, int, int, int, Work]] = []
         self._serials = count()  # so that works themselves need not be compared
         self._arrivals = count()
@@ -158,7 +162,7 @@ class WorkQueue:
         """Who would have done it first, of those who have room."""
         best, least = None, 0
         for index, engine in enumerate(self.engines):
-            if engine.has_room(work.priority):
+            if engine.has_room(work.priority, nothing_follows=self._largest_first):
                 level = engine.load + self._unknown(work, engine)
                 if best is None or level < least:
                     best, least = index, level

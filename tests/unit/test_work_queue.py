@@ -201,6 +201,20 @@ def test_near_the_end_the_longest_go_first() -> None:
     assert [piece.work.name for piece in pieces] == [f"{number}" for number in range(10)], "the end is not near"
 
 
+def test_requests_that_are_alike_are_divided_evenly_at_the_end() -> None:
+    """Whichever of two engines is done first by a moment takes no more of what is left than it can run."""
+    queue = WorkQueue(64, 2)
+    for number in range(256):
+        queue.add(Work(str(number), prompt=16, longest=64))
+    queue.expect_no_more()
+    given = queue.hand_out()
+    for engine in (0, 1):
+        for piece in [each for each in given if each.engine == engine][:64]:
+            queue.ended(piece, 64)
+        given += queue.hand_out()
+    assert Counter(piece.engine for piece in given) == {0: 128, 1: 128}
+
+
 def test_what_is_asked_for_counts_no_more_than_what_others_drew() -> None:
     learned = queue()
     [piece] = filled(learned, Work("first", longest=1000))
