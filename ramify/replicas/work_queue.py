@@ -7,8 +7,7 @@ An engine draws from the queue whenever it holds less than it can run at a time 
 less. Costs are counted in tokens: of a prompt those that an engine has not seen yet, of a child as many as it may draw,
 or as others lately did. Work goes where it would be done first: an engine that knows a prompt's beginning is preferred
 by exactly what that saves. Children that go their own ways are divided where that evens out the engines; near the end,
-when it is known that nothing will follow, the largest goes first, and nothing waits at one engine that another could run
-sooner.
+when it is known that nothing will follow, the largest goes first, and no engine is given what another could run sooner.
 """
 
 from __future__ import annotations
