@@ -81,13 +81,13 @@ def visit(browser: Browser, url: str) -> Iterator[Any]:
 
 
 def sample(page: Page) -> None:
-    page.get_by_role("button", name="Sample").click()
+    page.get_by_role("button", name="Sample", exact=True).click()
     finished(page)
 
 
 def finished(page: Page) -> None:
-    expect(page.get_by_role("button", name="Stop")).to_be_hidden(timeout=LONG)
-    expect(page.get_by_role("button", name="Sample")).to_be_visible()
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_be_hidden(timeout=LONG)
+    expect(page.get_by_role("button", name="Sample", exact=True)).to_be_visible()
 
 
 def until(page: Page, expression: str) -> None:
@@ -136,7 +136,7 @@ def test_a_prompt_streams_into_four_columns_side_by_side(visit: Any, url: str) -
     expect(page.get_by_text("One prompt, many continuations")).to_be_visible()
     picture(page, "empty")
     choose(page, "Parallel", **DRAWN)
-    page.get_by_role("button", name="Sample").click()
+    page.get_by_role("button", name="Sample", exact=True).click()
     # It streams: there are tokens while the search still runs.
     until(
         page,
@@ -215,7 +215,7 @@ def test_best_of_stands_in_the_order_of_ranks_with_its_losers_greyed(visit: Any,
 def test_beams_are_a_tree_that_grows(visit: Any, url: str) -> None:
     page = visit()
     choose(page, "Beams", n=4, beam_width=4, max_tokens=14)
-    page.get_by_role("button", name="Sample").click()
+    page.get_by_role("button", name="Sample", exact=True).click()
     # It grows: there is a moment with some levels of it and not all.
     count = "document.querySelectorAll('.tree .node').length"
     until(page, f"{count} >= 8 && {count} <= 52")
@@ -403,7 +403,7 @@ def test_a_message_goes_when_it_is_no_longer_true(visit: Any) -> None:
 def test_a_number_that_a_page_cannot_send_is_refused_by_the_page(visit: Any) -> None:
     page = visit()
     choose(page, "Parallel", seed=2**60 + 1)
-    page.get_by_role("button", name="Sample").click()
+    page.get_by_role("button", name="Sample", exact=True).click()
     expect(page.locator('[data-field="seed"] .message')).to_contain_text("9007199254740991")
     expect(columns(page)).to_have_count(0)
 
@@ -464,15 +464,15 @@ def test_a_server_that_went_away_is_said_so(visit: Any, llm: AsyncLLM) -> None:
         expect(page.locator("#model option")).to_have_text(["smollm2-135m"])
     sample(page)
     expect(page.get_by_role("alert").first).to_contain_text("does not answer")
-    expect(page.get_by_role("button", name="Sample")).to_be_enabled()
+    expect(page.get_by_role("button", name="Sample", exact=True)).to_be_enabled()
 
 
 def test_stop_keeps_what_came_and_frees_the_engine(visit: Any, llm: AsyncLLM) -> None:
     page = visit()
     choose(page, "Parallel", n=3, max_tokens=900)
-    page.get_by_role("button", name="Sample").click()
+    page.get_by_role("button", name="Sample", exact=True).click()
     until(page, "document.querySelectorAll('.token').length > 6")
-    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Stop", exact=True).click()
     finished(page)
     expect(columns(page).first.locator(".state")).to_have_text("stopped")
     assert column_text(columns(page).first)
@@ -613,8 +613,8 @@ def test_a_run_waits_until_the_model_is_known(visit: Any) -> None:
     page.route("**/v1/models", lambda route: held.insert(0, route))
     page.reload()
     choose(page, "Parallel", n=2, max_tokens=2)
-    page.get_by_role("button", name="Sample").click()
-    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    page.get_by_role("button", name="Sample", exact=True).click()
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_be_visible()
     assert not any(asked.endswith("/ramify/stream") for asked in page.evaluate(ASKED))
     held[0].continue_()
     finished(page)
@@ -671,7 +671,7 @@ def test_the_history_shows_runs_again(visit: Any) -> None:
         if prompt == "The first":
             texts = [column_text(column) for column in columns(page).all()]
             seed = page.locator("#seed-number").inner_text()
-    page.get_by_role("button", name="History").click()
+    page.get_by_role("button", name="History", exact=True).click()
     expect(runs).to_have_count(2)
     expect(runs.first).to_contain_text("The second")
     expect(dialog).to_contain_text("in this browser alone")
@@ -683,12 +683,12 @@ def test_the_history_shows_runs_again(visit: Any) -> None:
     expect(page.get_by_text("These came of older settings")).to_be_hidden()
     # After a reload the settings are there, and the seed gives the same texts.
     page.reload()
-    page.get_by_role("button", name="History").click()
+    page.get_by_role("button", name="History", exact=True).click()
     runs.nth(1).click()
     expect(page.get_by_label("Seed", exact=True)).to_have_value(seed)
     sample(page)
     assert [column_text(column) for column in columns(page).all()] == texts
-    page.get_by_role("button", name="History").click()
+    page.get_by_role("button", name="History", exact=True).click()
     expect(runs).to_have_count(3)
     dialog.get_by_role("button", name="Clear the history").click()
     expect(runs).to_have_count(0)
@@ -698,7 +698,7 @@ def test_the_history_shows_runs_again(visit: Any) -> None:
         "localStorage.setItem('ramify-runs', JSON.stringify([1, null, {time: 1, settings: {strategy: 'x'}}]))"
     )
     page.keyboard.press("Escape")
-    page.get_by_role("button", name="History").click()
+    page.get_by_role("button", name="History", exact=True).click()
     expect(runs).to_have_count(0)
 
 
