@@ -6,7 +6,8 @@ bending     dynamic temperature, smoothing       kernels/bending.py
 filters     top-k, top-p, min-p                  kernels/floors.py
 narrowing   what cuts more                       kernels/narrowing.py
 draw        the race                             kernels/race.py
-reports     logprobs, and beams' candidates      kernels/top_logprobs.py
+reports     logprobs                            kernels/top_logprobs.py
+candidates  of searches                         listing.py
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import product
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,77 +26,31 @@ from ramify.engine.demands import MOST_REPORTED, SamplerChoice, SamplerKind
 from ramify.engine.plan import Asking, Draw, Selection, StepResult, TokenReport
 from ramify.gpu.charges import Charges
 from ramify.gpu.controls import ControlSlots
-from ramify.gpu.kernels.bending import Bends, bend
+from ramify.gpu.kernels.bending import bend
 from ramify.gpu.kernels.candidate_ranks import rank_candidates
 from ramify.gpu.kernels.codes import read_codes
 from ramify.gpu.kernels.controls import control_blocks, count_drawn, match_words
 from ramify.gpu.kernels.floors import FloorScratch, find_floors
-from ramify.gpu.kernels.narrowing import Cuts, narrow
-from ramify.gpu.kernels.prefix_noise import add_prefix_noise
+from ramify.gpu.kernels.narrowing import narrow
 from ramify.gpu.kernels.race import (
-    COLDEST,
     NOT_FINITE,
     NOTHING_LEFT,
     BlockScores,
-    KeyWords,
     draw_tokens,
     keep_above,
     score_blocks,
 )
 from ramify.gpu.kernels.top_logprobs import Processing, Reports, report
-from ramify.gpu.mixer import KernelMixer, row_by_row
+from ramify.gpu.listing import Listing
+from ramify.gpu.mixer import KernelMixer
 from ramify.gpu.remembered import Remembered
 from ramify.gpu.results import NOTHING_IN_COMMON_CODE, Drawn, Results
+from ramify.gpu.scored import Numbers, Scored, log_sum
 from ramify.gpu.searches import Searches
 from ramify.sampling import columns as column
 from ramify.sampling.mixing import Mixer
 
 KINDS: tuple[SamplerKind, ...] = ("shaped", "filtered", "plain")  # each can do what those after it can
-
-
-class _Scored(NamedTuple):
-    """Logits (R, vocabulary) and what one pass left of them."""
-
-    logits: Tensor
-    scores: BlockScores
-
-
-class _Numbers(NamedTuple):
-    """The columns of R draws."""
-
-    integers: Tensor
-    floats: Tensor
-
-    @property
-    def slots(self) -> Tensor:
-        return self.integers[column.SLOT]
-
-    @property
-    def positions(self) -> Tensor:
-        return self.integers[column.POSITION]
-
-    @property
-    def temperatures(self) -> Tensor:
-        return self.floats[column.TEMPERATURE]
-
-    def at(self, temperatures: Tensor) -> _Numbers:
-        """The same at other temperatures."""
-        return _Numbers(self.integers, torch.cat([temperatures[None], self.floats[1:]]))
-
-    @property
-    def bends(self) -> Bends:
-        return Bends(*self.floats[column.SHAPED : column.TYPICAL_P])
-
-    @property
-    def cuts(self) -> Cuts:
-        """But for limits, which rows remember."""
-        unlimited = torch.full_like(self.temperatures, torch.inf)
-        return Cuts(*[*self.floats[column.TYPICAL_P : column.DIVERSITY], unlimited])
-
-    @property
-    def keys(self) -> KeyWords:
-        words = (column.SEED_LOW, column.SEED_HIGH, column.CHILD, column.POSITION)
-        return KeyWords(*(self.integers[word] for word in words))
 
 
 class KernelSampler:
@@ -114,7 +68,7 @@ class KernelSampler:
     ) -> None:
         self._vocab_size = vocab_size
         self._logprobs_mode = logprobs_mode
-        self._batch_invariant = batch_invariant
+        self._log_sum = partial(log_sum, each_alone=batch_invariant)
         self._mixer = None if mixer is None else KernelMixer.of(mixer, each_alone=batch_invariant)
         self._scores = BlockScores.empty(max_rows, vocab_size, device)
         self._raw_scores = BlockScores.empty(max_rows, vocab_size, device)
@@ -131,7 +85,7 @@ class KernelSampler:
         self._scratch = FloorScratch.empty(max_rows, vocab_size, device)
         self._num_reported = min(MOST_REPORTED, vocab_size)
         self._drawn = Drawn.empty(max_rows, self._num_reported, device)
-        self._unused = Reports.empty(max_rows, 0, device)  # where candidates' own logprobs and ranks go
+        self._listing = Listing(max_rows, device, each_alone=batch_invariant)
         self._searches = Searches(max_rows, device)
         self._ended = torch.zeros(max_rows, dtype=torch.bool, device=device)  # whose last token in a set ended it
         is_processed = logprobs_mode == "processed"
@@ -215,7 +169,7 @@ class KernelSampler:
     def draw(self, logits: Sequence[Tensor], integers: Tensor, floats: Tensor, choice: SamplerChoice) -> None:
         """From the logits (R, vocabulary) of each track and the columns of R draws, into the first R rows."""
         drawn = self._drawn.of(logits[0].shape[0])
-        numbers, tables = _Numbers(integers, floats), self._slots.tables
+        numbers, tables = Numbers(integers, floats), self._slots.tables
         if choice.controls:
             match_words(numbers.slots, numbers.positions, tables)
         if self._mixer is None:
@@ -237,7 +191,7 @@ class KernelSampler:
             count_drawn(drawn.token_ids, numbers.slots, numbers.positions, tables)
 
     def _draw_from_two(
-        self, mixer: KernelMixer, logits: Sequence[Tensor], numbers: _Numbers, choice: SamplerChoice, drawn: Drawn
+        self, mixer: KernelMixer, logits: Sequence[Tensor], numbers: Numbers, choice: SamplerChoice, drawn: Drawn
     ) -> None:
         """Controls act on both models, filters on their mixture, whose logprobs are the raw ones."""
         teacher, theta = (part[:, : self._vocab_size] for part in logits)
@@ -261,9 +215,7 @@ class KernelSampler:
         drawn.faults.masked_fill_(~pair.mixed.sound, NOT_FINITE)
         drawn.mixture.copy_(pair.numbers(drawn.token_ids))
 
-    def _draw_before(
-        self, raw: _Scored, left: _Scored, numbers: _Numbers, choice: SamplerChoice, drawn: Drawn
-    ) -> _Scored:
+    def _draw_before(self, raw: Scored, left: Scored, numbers: Numbers, choice: SamplerChoice, drawn: Drawn) -> Scored:
         """All waves but the last: a token loses for every earlier sibling of a diverse set that took it.
 
         Every wave draws all rows. Who has seen all siblings before it draws the same again, so after the last wave
@@ -291,12 +243,12 @@ class KernelSampler:
             left = self._score(pushed, numbers, self._scores)
         return left
 
-    def _score(self, logits: Tensor, numbers: _Numbers, into: BlockScores) -> _Scored:
+    def _score(self, logits: Tensor, numbers: Numbers, into: BlockScores) -> Scored:
         scores = into.of(logits.shape[0])
         score_blocks(logits, numbers.temperatures, scores)
-        return _Scored(logits, scores)
+        return Scored(logits, scores)
 
-    def _control(self, raw: Tensor, numbers: _Numbers, *, track: int, charges: bool) -> tuple[_Scored, _Scored]:
+    def _control(self, raw: Tensor, numbers: Numbers, *, track: int, charges: bool) -> tuple[Scored, Scored]:
         """Before the controls and after."""
         size = raw.shape[0]
         controlled = self._controlled[track][:size]
@@ -315,9 +267,9 @@ class KernelSampler:
         if charges:
             self._charges.take(controlled, numbers.slots, track=track)
             score_blocks(controlled, numbers.temperatures, scores)
-        return _Scored(raw, raw_scores), _Scored(controlled, scores)
+        return Scored(raw, raw_scores), Scored(controlled, scores)
 
-    def _draw(self, raw: _Scored, left: _Scored, numbers: _Numbers, choice: SamplerChoice, drawn: Drawn) -> None:
+    def _draw(self, raw: Scored, left: Scored, numbers: Numbers, choice: SamplerChoice, drawn: Drawn) -> None:
         """From what controls left; logprobs are of the raw logits."""
         if choice.kind == "shaped":
             left, numbers = self._bend(left, numbers, in_waves=choice.waves > 1)
@@ -366,16 +318,16 @@ class KernelSampler:
             else:
                 report(raw.logits, raw.scores, drawn.token_ids, drawn.reports)
         if choice.distinct:
-            self._list_noisy(raw, left, processing, numbers, drawn)
+            self._listing.by_key(raw, left, processing, numbers, drawn)
         elif choice.candidates:
-            self._list_candidates(raw, left, processing, drawn)
+            self._listing.by_weight(raw, left, processing, drawn)
         if choice.chooses:
             self._searches.choose(drawn)
         if choice.candidates and choice.reports:
             reported = left if self._logprobs_mode == "processed" else raw
             rank_candidates(*reported, drawn.candidates.token_ids, drawn.candidates.ranks)
 
-    def _bend(self, left: _Scored, numbers: _Numbers, *, in_waves: bool) -> tuple[_Scored, _Numbers]:
+    def _bend(self, left: Scored, numbers: Numbers, *, in_waves: bool) -> tuple[Scored, Numbers]:
         """Rows that ask for it are bent, and drawn from at temperature 1; others stay as they are."""
         size = left.logits.shape[0]
         bent, temperatures = self._bent[:size], self._bent_temperatures[:size]
@@ -385,7 +337,7 @@ class KernelSampler:
         numbers = numbers.at(temperatures)
         return self._score(bent, numbers, self._scores), numbers
 
-    def _leave(self, raw: _Scored, left: _Scored, numbers: _Numbers, floors: Tensor, drawn: Drawn) -> None:
+    def _leave(self, raw: Scored, left: Scored, numbers: Numbers, floors: Tensor, drawn: Drawn) -> None:
         """Reads tokens off codes, and tells what draws leave for the next ones."""
         logits, scores = left
         follows, reads = numbers.floats[column.FOLLOWS], numbers.floats[column.READS_CODE]
@@ -404,46 +356,3 @@ class KernelSampler:
         drawn.logprobs.copy_(torch.where(reads > 0, own, drawn.logprobs))
         surprise = (logits.gather(1, chosen) - self._log_sum(scores.largest + scores.sums.log()))[:, 0].double()
         drawn.remembered[:, 0] = torch.where(follows > 0, surprise, drawn.remembered[:, 0])
-
-    def _log_sum(self, masses: Tensor) -> Tensor:
-        """(R, 1) the log-sum-exp of rows, from the logarithms (R, blocks) of what their blocks weigh."""
-        if self._batch_invariant:
-            return row_by_row(lambda row: row.logsumexp(-1, keepdim=True), masses)
-        return masses.logsumexp(-1, keepdim=True)
-
-    def _list_noisy(self, raw: _Scored, left: _Scored, processing: Processing, numbers: _Numbers, drawn: Drawn) -> None:
-        """Candidates where some rows are drawn without replacement: these by their keys."""
-        logits, scores = left
-        candidates, temperatures = drawn.candidates, processing.temperatures
-        noisy, noisy_scores = torch.empty_like(logits), BlockScores(*map(torch.empty_like, scores))
-        words = (column.SEED_LOW, column.SEED_HIGH, column.PREFIX_HIGH, column.PREFIX_LOW)
-        add_prefix_noise(
-            logits,
-            temperatures,
-            processing.floors,
-            scores,
-            KeyWords(*(numbers.integers[word] for word in words)),
-            numbers.floats[column.DISTINCT],
-            noisy=noisy,
-        )
-        score_blocks(noisy, torch.ones_like(temperatures), noisy_scores)
-        into = Reports(self._unused.logprobs[: len(noisy)], self._unused.ranks[: len(noisy)], *candidates[:2])
-        report(noisy, noisy_scores, drawn.token_ids, into)
-        top, scale = scores.largest.amax(-1, keepdim=True), temperatures.clamp_min(COLDEST.value)[:, None]
-        whole = self._log_sum((scores.largest - top) / scale + scores.sums.log())
-        chosen = logits.gather(1, candidates.token_ids)
-        weights = (chosen - top) / scale - whole
-        candidates.weights.copy_(weights.masked_fill(chosen < processing.floors[:, None], -torch.inf))
-        candidates.keys.copy_(noisy.gather(1, candidates.token_ids) - whole)
-        own = raw.logits.gather(1, candidates.token_ids)
-        candidates.logprobs.copy_(own - self._log_sum(raw.scores.largest + raw.scores.raw_sums.log()))
-
-    def _list_candidates(self, raw: _Scored, left: _Scored, processing: Processing, drawn: Drawn) -> None:
-        candidates, size = drawn.candidates, left.logits.shape[0]
-        into = Reports(self._unused.logprobs[:size], self._unused.ranks[:size], *candidates[:2])
-        report(left.logits, left.scores, drawn.token_ids, into, processing)
-        masses = raw.scores.largest + raw.scores.raw_sums.log()
-        normaliser = self._log_sum(masses)
-        # By indices: torch's gather takes 0.09 ms for these few numbers.
-        rows = torch.arange(size, device=raw.logits.device)[:, None]
-        candidates.logprobs.copy_(raw.logits[rows, candidates.token_ids] - normaliser)
