@@ -16,13 +16,14 @@ from ramify.engine.kept import KeptPrefixes
 from ramify.engine.launched import Launched
 from ramify.engine.metrics import EngineMetrics, IterationStats, TrackCounts
 from ramify.engine.open_requests import OpenRequests
-from ramify.engine.plan import Draw, Plan, PromptReport, Row, Selection, Ticket, quickly
+from ramify.engine.plan import Draw, Plan, PromptReport, Ticket, quickly
+from ramify.engine.prompt_reports import prompt_reports
 from ramify.engine.recorder import Recorder
 from ramify.engine.request import Request
 from ramify.engine.schedule import Schedule
 from ramify.engine.scheduler import Scheduler
-from ramify.engine.search.beam import BeamSearch
 from ramify.engine.search.child import Ledger
+from ramify.engine.search.chosen import ChosenSearches
 from ramify.engine.search.group import Group
 from ramify.engine.search.logprob_rows import Decode
 from ramify.engine.sequence import Sequence
@@ -273,7 +274,7 @@ class EngineCore:
         draws: list[Draw] = []
         drawing: list[Sequence] = []
         reports: list[PromptReport] = []
-        searches: dict[str, list[int]] = {}  # draws of beams whose continuations the device can choose
+        searches = ChosenSearches()
         for sequence, rows, caught_up in schedule.sequences:
             request_id = sequence.request_id
             group = self.requests.groups[request_id]
@@ -282,7 +283,7 @@ class EngineCore:
                 group.metrics = replace(group.metrics, first_scheduled_time=now)
                 self.last_step.record_queue_time(now - group.metrics.arrival_time)
             if demands.params.prompt_logprobs is not None:
-                reports += _prompt_reports(group, sequence, rows, schedule, caught_up=caught_up)
+                reports += prompt_reports(group, sequence, rows, schedule, caught_up=caught_up)
             if not caught_up or demands.longest_output == 0:
                 continue
             output, parent = sequence.data.output_token_ids, sequence.child
@@ -294,26 +295,12 @@ class EngineCore:
                 drawing.append(sequence)
             is_decode = position and not rows[0].offset  # not one that computes again what it had
             if is_decode and demands.is_chosen_by_kernels and self.device.chooses:
-                searches.setdefault(request_id, []).append(len(draws) - 1)
+                searches.add(group, sequence, len(draws) - 1)
             if sequence.drafted:
                 draws += draws.pop().run_over(sequence.drafted)
                 drawing += [sequence] * len(sequence.drafted)
         onward = None if schedule.going_on is None else schedule.going_on.onward
-        selections = [self._selection(request_id, own, drawing) for request_id, own in searches.items()]
-        return Plan(schedule.works, draws, reports, onward, [each for each in selections if each]), drawing
-
-    def _selection(self, request_id: str, draws: list[int], drawing: list[Sequence]) -> Selection | None:
-        """Of a search all of whose beams run; None while there are fewer, or where some of them are kept by name."""
-        group = self.requests.groups[request_id]
-        search, number = group.strategy, group.demands.number
-        if len(draws) < group.demands.params.resolved_beam_width or group.request.keeps:
-            return None
-        beams = range(draws[0], draws[-1] + 1)
-        if drawing[draws[0]].num_pending:
-            return Selection(number, beams, None)
-        assert isinstance(search, BeamSearch), "nothing else is chosen by kernels"
-        totals, order = search.standing([drawing[index].child for index in draws])
-        return Selection(number, beams, totals, order)
+        return Plan(schedule.works, draws, reports, onward, searches.selections()), drawing
 
     def _give_up(self, sequence: Sequence) -> RequestOutput:
         """Ends a request that waits for blocks which nobody will free: nothing runs, and what is kept stays."""
@@ -398,27 +385,6 @@ class EngineCore:
             for role in (0, 1)
             for counts, manager in [(tracks.get(role, TrackCounts()), managers[min(role, len(managers) - 1)])]
         ]
-
-
-def _prompt_reports(
-    group: Group, sequence: Sequence, rows: tuple[Row, ...], schedule: Schedule, *, caught_up: bool
-) -> list[PromptReport]:
-    """What this step can tell about prompt tokens not told about yet; each is told by the row before it."""
-    prompt, last = group.request.reported_token_ids, rows[0]
-    if len(sequence.tracks) > 1:  # two models are compared where both compute the same tokens, in their last step
-        count = sequence.num_at_once
-        first, second = (row._replace(offset=row.offset - count + 1) for row in rows) if caught_up else (None, None)
-        if first is None:
-            return []
-        return [PromptReport(group.request.request_id, first, prompt[-count:], group.demands, second)]
-    chunk = schedule.works[last.model].chunks[last.chunk]
-    # What lies before the chunk was asked for by an earlier step, which may still be under way.
-    told = max(len(group.prompt_reports), chunk.start)
-    end = min(chunk.end, len(prompt) - 1)
-    if sequence.child != 0 or told >= end:
-        return []
-    first = last._replace(offset=told - chunk.start)
-    return [PromptReport(group.request.request_id, first, prompt[told + 1 : end + 1], group.demands)]
 
 
 def request_seed(engine_seed: int, arrival: int) -> int:
