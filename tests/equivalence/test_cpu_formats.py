@@ -13,37 +13,25 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from ramify import LLM, InvalidInputError, ModelError, SamplingParams, WeightsError
 from ramify.cpu.library import Library
-from ramify.cpu.panels import Ending, PanelPacking, Panels, Product
+from ramify.cpu.panels import PanelPacking, Panels
 from ramify.models import memory
 from ramify.models.decoder import linears
 from ramify.models.gguf_checkpoint import GGUFCheckpoint
 from ramify.models.gguf_quants import FORMATS_BY_NAME
-from ramify.models.linear import Linear
 from ramify.models.packed_quants import PACKED_FORMATS
 from ramify.models.stored import StoredTensor
 from ramify.models.weights import EMBEDDING
 from tests.conftest import CheckpointMaker
+from tests.drawn_products import DrawnProduct, drawn_products, product_of
 from tests.equivalence.test_cpu_kernels import library  # noqa: F401 - a fixture
 from tests.quantised import EVERY_FORMAT, stored, write_model
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="no g++ here")
 STEPS = {name: max(each.block_size, 1) for name, each in EVERY_FORMAT.items()}
-
-
-def _product(
-    packing: PanelPacking, parts: list[StoredTensor], *, gated: bool = False, batch_invariant: bool = False
-) -> Product:
-    linear = Linear(torch.empty(sum(part.shape[0] for part in parts), parts[0].shape[1], device="meta"))
-    first = 0
-    for part in parts:
-        linear.put(first, part, packing)
-        first += part.shape[0]
-    return packing.product(linear, gated=gated, batch_invariant=batch_invariant)
 
 
 @pytest.mark.parametrize("name", FORMATS_BY_NAME)
@@ -70,43 +58,13 @@ def test_rows_are_the_numbers_of_their_blocks(library: Library, name: str) -> No
     assert torch.equal(replace(weight, order=order).numbers()[:, order], weight.numbers())
 
 
-@given(
-    rows=st.one_of(st.sampled_from([1, 2, 3, 4, 5, 8, 9]), st.integers(1, 300)),
-    steps=st.integers(1, 5),
-    outputs=st.lists(st.sampled_from([1, 16, 40, 64, 65, 130]), min_size=1, max_size=3),
-    names=st.lists(st.sampled_from(list(EVERY_FORMAT)), min_size=3, max_size=3),
-    gated=st.booleans(),
-    threads=st.integers(1, 2),
-    seed=st.integers(0, 1000),
-)
+@given(product=drawn_products())
 @settings(max_examples=40)
-def test_products_are_as_near_to_the_truth_as_those_of_float32(
-    library: Library,  # noqa: F811
-    *,
-    rows: int,
-    steps: int,
-    outputs: list[int],
-    names: list[str],
-    gated: bool,
-    threads: int,
-    seed: int,
-) -> None:
+def test_products_are_as_near_to_the_truth_as_those_of_float32(library: Library, product: DrawnProduct) -> None:  # noqa: F811
     """Parts of several formats, any number of rows: what float32 panels give, which other tests hold to the truth."""
-    outputs = [outputs[0], outputs[0]] if gated else outputs
-    depth = steps * max(STEPS[name] for name in names)
-    parts = [stored(name, count, depth, seed + index) for index, (name, count) in enumerate(zip(names, outputs))]  # noqa: B905
-    x = torch.randn(rows, depth, generator=torch.Generator().manual_seed(seed))
-    ending = Ending.GATED if gated else Ending.PLAIN
-    found = []
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        for dequantize in (False, True):
-            out = torch.empty(rows, outputs[0] if gated else sum(outputs))
-            _product(PanelPacking(library, dequantize=dequantize), parts, gated=gated).multiply(x, out, ending)
-            found.append(out.double())
-    finally:
-        torch.set_num_threads(before)
+    parts, gated = product.parts, product.gated
+    x = torch.randn(product.rows, product.depth, generator=torch.Generator().manual_seed(product.seed))
+    found = [product.of(x, PanelPacking(library, dequantize=dequantize)) for dequantize in (False, True)]
     # All that a weight is made of, number * scale and minimum, with magnitudes that may nearly cancel each other.
     sizes = [_size(x, part) for part in parts]
     if gated:
@@ -136,14 +94,14 @@ def test_fixed_point_rows_round_less_than_float32_sums(library: Library, name: s
     errors = []
     for dequantize in (False, True):
         out = torch.empty(1, 200)
-        _product(PanelPacking(library, dequantize=dequantize), [weight]).multiply(x, out)
+        product_of(PanelPacking(library, dequantize=dequantize), [weight]).multiply(x, out)
         errors.append(float((out.double() - exact).norm() / exact.norm()))
     assert errors[0] <= 1.01 * errors[1] + 1e-9, errors
 
 
 def test_a_row_has_the_same_bits_among_others_where_that_is_asked_for(library: Library) -> None:  # noqa: F811
     names = ["Q4_K", "Q6_K", "Q8_0"]
-    packed = _product(PanelPacking(library), [stored(name, 70, 768, seed=1) for name in names], batch_invariant=True)
+    packed = product_of(PanelPacking(library), [stored(name, 70, 768, seed=1) for name in names], batch_invariant=True)
     x = torch.randn(40, 768, generator=torch.Generator().manual_seed(3))
     together = torch.empty(40, 210)
     packed.multiply(x, together)
@@ -155,7 +113,7 @@ def test_a_row_has_the_same_bits_among_others_where_that_is_asked_for(library: L
 
 def test_rows_at_the_ends_of_the_numbers(library: Library) -> None:  # noqa: F811
     """Zeros and the smallest numbers give nearly nothing; where an input is no number, no output of its row is one."""
-    packed = _product(PanelPacking(library), [stored("Q4_0", 70, 64, seed=1)])
+    packed = product_of(PanelPacking(library), [stored("Q4_0", 70, 64, seed=1)])
     weights = stored("Q4_0", 70, 64, seed=1).numbers()
     x = torch.randn(8, 64, generator=torch.Generator().manual_seed(3))
     x[0], x[1] = 0.0, 1e-44

@@ -10,29 +10,19 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from ramify import LLM, InvalidInputError, SamplingParams, UnsupportedError
 from ramify.cpu.library import Library
-from ramify.cpu.panels import Ending, PanelPacking, Product
+from ramify.cpu.panels import PanelPacking
 from ramify.models.gguf_quants import FORMATS_BY_NAME
-from ramify.models.linear import Linear
 from ramify.models.stored import StoredTensor
 from tests.conftest import CheckpointMaker
+from tests.drawn_products import DrawnProduct, drawn_products, product_of
 from tests.equivalence.test_cpu_kernels import library  # noqa: F401 - a fixture
-from tests.quantised import EVERY_FORMAT, stored, write_model
+from tests.quantised import stored, write_model
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="no g++ here")
-
-
-def _product(packing: PanelPacking, parts: list[StoredTensor], *, gated: bool = False) -> Product:
-    linear = Linear(torch.empty(sum(part.shape[0] for part in parts), parts[0].shape[1], device="meta"))
-    first = 0
-    for part in parts:
-        linear.put(first, part, packing)
-        first += part.shape[0]
-    return packing.product(linear, gated=gated)
 
 
 def _as_integers(x: Tensor) -> Tensor:
@@ -56,54 +46,26 @@ def _multiplied(x: Tensor, part: StoredTensor) -> Tensor:
     return seen @ part.numbers().double().t()
 
 
-@given(
-    rows=st.one_of(st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 13]), st.integers(1, 300)),
-    steps=st.integers(1, 5),
-    outputs=st.lists(st.sampled_from([1, 16, 40, 64, 65, 130]), min_size=1, max_size=3),
-    names=st.lists(st.sampled_from(list(EVERY_FORMAT)), min_size=3, max_size=3),
-    gated=st.booleans(),
-    threads=st.integers(1, 2),
-    seed=st.integers(0, 1000),
-)
+@given(product=drawn_products(step=32))
 @settings(max_examples=30)
-def test_products_of_integers(
-    library: Library,  # noqa: F811
-    *,
-    rows: int,
-    steps: int,
-    outputs: list[int],
-    names: list[str],
-    gated: bool,
-    threads: int,
-    seed: int,
-) -> None:
+def test_products_of_integers(library: Library, product: DrawnProduct) -> None:  # noqa: F811
     """Parts of several formats, any number of rows. Integers are exact, so only the last bits of sums may differ."""
-    outputs = [outputs[0], outputs[0]] if gated else outputs
-    names = names[: len(outputs)]
-    depth = steps * max(EVERY_FORMAT[name].block_size for name in names)
-    depth = -(-depth // 32) * 32
-    parts = [stored(name, count, depth, seed + index) for index, (name, count) in enumerate(zip(names, outputs))]  # noqa: B905
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, depth, generator=generator) * torch.exp(3 * torch.randn(rows, depth, generator=generator))
+    parts = product.parts
+    generator = torch.Generator().manual_seed(product.seed)
+    x, spread = torch.randn(2, product.rows, product.depth, generator=generator)
+    x = x * torch.exp(3 * spread)
     exact = torch.cat([_multiplied(x, part) for part in parts], dim=1)
     bound = torch.cat([_size(x, part) for part in parts], dim=1)
-    out = torch.empty(rows, outputs[0] if gated else sum(outputs))
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        packing = PanelPacking(library, int8_activations=True)
-        _product(packing, parts, gated=gated).multiply(x, out, Ending.GATED if gated else Ending.PLAIN)
-    finally:
-        torch.set_num_threads(before)
-    if gated:
+    out = product.of(x, PanelPacking(library, int8_activations=True))
+    if product.gated:
         gate, up = exact.chunk(2, dim=1)
         exact = torch.nn.functional.silu(gate) * up
         tolerance = 1e-5 * (exact.abs() + bound.chunk(2, dim=1)[0] * up.abs() + bound.chunk(2, dim=1)[1] * gate.abs())
     else:
         tolerance = 2e-6 * bound
-    wrong = (out.double() - exact).abs() > tolerance
+    wrong = (out - exact).abs() > tolerance
     assert not wrong.any(), (
-        names,
+        [part.quant_format for part in parts],
         wrong.nonzero()[:4].tolist(),
         out[wrong][:4],
         exact[wrong][:4],
@@ -113,7 +75,7 @@ def test_products_of_integers(
 
 def test_a_row_does_not_depend_on_the_rows_beside_it(library: Library) -> None:  # noqa: F811
     packing = PanelPacking(library, int8_activations=True)
-    packed = _product(packing, [stored("Q4_K", 100, 768, seed=1), stored("Q6_K", 30, 768, seed=2)])
+    packed = product_of(packing, [stored("Q4_K", 100, 768, seed=1), stored("Q6_K", 30, 768, seed=2)])
     x = torch.randn(300, 768, generator=torch.Generator().manual_seed(3))
     together = torch.empty(300, 130)
     packed.multiply(x, together)
@@ -125,7 +87,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(library: Library) -> None: 
 
 def test_blocks_at_the_ends_of_the_numbers(library: Library) -> None:  # noqa: F811
     """Zeros and the smallest numbers give zeros; where an input is no number, no output of its row is one."""
-    packed = _product(PanelPacking(library, int8_activations=True), [stored("Q8_0", 70, 64, seed=1)])
+    packed = product_of(PanelPacking(library, int8_activations=True), [stored("Q8_0", 70, 64, seed=1)])
     x = torch.randn(7, 64, generator=torch.Generator().manual_seed(3))
     x[0] = 0.0
     x[1] = 1e-44
