@@ -16,9 +16,19 @@ class Asked(NamedTuple):
 
 
 def random_requests(
-    count: int, numbers: random.Random, *, vocab_size: int, longest_prompt: int, most_tokens: int, beams: bool = True
+    count: int,
+    numbers: random.Random,
+    *,
+    vocab_size: int,
+    longest_prompt: int,
+    most_tokens: int,
+    beams: bool = True,
+    writers: float = 0.0,
 ) -> list[Asked]:
-    """With every kind of sampler, n, filters and penalties; some prompts begin alike, some are the same."""
+    """With every kind of sampler, n, filters and penalties; some prompts begin alike, some are the same.
+
+    writers: how many of them have a short prompt and write for three times as long as others: those fill a cache.
+    """
     beginnings = [
         [numbers.randrange(vocab_size) for _ in range(numbers.randint(longest_prompt // 3, longest_prompt))]
         for _ in range(3)
@@ -29,7 +39,11 @@ def random_requests(
         shared = beginning[: numbers.choice([len(beginning), numbers.randint(0, len(beginning))])]
         own = [numbers.randrange(vocab_size) for _ in range(numbers.randint(1, max(1, longest_prompt - len(shared))))]
         prompt = (shared + own)[:longest_prompt] if numbers.random() < 0.8 or not shared else list(shared)
-        asked.append(Asked(prompt, _params(numbers, vocab_size, most_tokens, beams=beams)))
+        params = _params(numbers, vocab_size, most_tokens, beams=beams)
+        if writers and numbers.random() < writers:
+            prompt = prompt[: numbers.randint(1, longest_prompt // 16)]
+            params = replace(params, max_tokens=numbers.randint(most_tokens, 3 * most_tokens))
+        asked.append(Asked(prompt, params))
     return asked
 
 
@@ -50,8 +64,15 @@ def _params(numbers: random.Random, vocab_size: int, most_tokens: int, *, beams:
         options |= {"top_k": numbers.choice([-1, 3, 20]), "top_p": numbers.choice([1.0, 0.9, 0.5])}
     if numbers.random() < 0.2:
         options["min_p"] = 0.05
-    if numbers.random() < 0.1:  # drawn by torch's operators on a GPU too
-        options |= numbers.choice([{"typical_p": 0.8}, {"top_n_sigma": 1.5}])
+    if numbers.random() < 0.1:
+        options |= numbers.choice(
+            [{"typical_p": 0.8}, {"top_n_sigma": 1.5}, {"xtc_probability": 0.5}, {"dry_multiplier": 1.0}]
+        )
+    elif numbers.random() < 0.3 and options["n"] > 1:
+        return SamplingParams(
+            **options,
+            **numbers.choice([{"strategy": "diverse", "diversity_penalty": 1.5}, {"strategy": "without_replacement"}]),
+        )
     if numbers.random() < 0.3:
         options |= {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2}
     if numbers.random() < 0.2:
@@ -91,10 +112,16 @@ def told_alone(llm: LLM, asked: Sequence[Asked]) -> list[list[Any]]:
     return answers
 
 
-def told_together(llm: LLM, asked: Sequence[Asked], numbers: random.Random, *, waves: int = 1) -> list[list[Any]]:
-    """In any order, some later than others: what earlier waves left in the cache is found by later ones."""
+def told_together(
+    llm: LLM, asked: Sequence[Asked], numbers: random.Random | None, *, waves: int = 1
+) -> list[list[Any]]:
+    """In any order, some later than others: what earlier waves left in the cache is found by later ones.
+
+    Without numbers in this order.
+    """
     order = list(range(len(asked)))
-    numbers.shuffle(order)
+    if numbers is not None:
+        numbers.shuffle(order)
     answers: list[list[Any]] = [[] for _ in asked]
     for wave in range(waves):
         chosen = order[wave::waves]

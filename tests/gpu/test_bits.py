@@ -1,25 +1,30 @@
 """batch_invariant in bfloat16, on widths of real models: requests alone and in three busy schedules, bit for bit.
 
 Tiny models split nothing: these have the widths, heads and vocabularies of 0.6B, 1.5B and 1B models, with three layers:
-how sums are split follows from a layer's shape, so more of them would only take longer. Most of the time goes into
-compiling, and into the 500 requests one at a time.
+how sums are split follows from a layer's shape, so more of them would only take longer. Every schedule of every shape
+is a process of its own (bits_process.py), as many at once as there are processors: kernels are compiled side by side.
 """
 
 from __future__ import annotations
 
-import gc
 import json
-import random
+import os
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-import torch
 
-from ramify import LLM, SamplingParams
 from tests import bits
+from tests.gpu.bits_process import ALONE, SAMPLES, SCHEDULES, requests
 
-COUNT = 500
+ROOT = Path(__file__).parents[2]
+SECONDS = 600  # of a process; one by one, on two cores, none takes that
+PARTS = {ALONE: 3}  # processes of a schedule that asks for one request after the other
 COMMON = {
     "num_hidden_layers": 3,
     "rms_norm_eps": 1e-6,
@@ -63,54 +68,77 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 64,
     },
 }
-SCHEDULES: dict[str, dict[str, Any]] = {
-    "all at once": {"num_kv_blocks": 20_000, "max_num_seqs": 512},
-    "prompts in pieces, without graphs": {
-        "num_kv_blocks": 20_000,
-        "max_num_seqs": 48,
-        "max_num_batched_tokens": 384,
-        "enforce_eager": True,
-    },
-    "a cache that runs out": {"num_kv_blocks": 1_200, "max_num_seqs": 256, "max_num_batched_tokens": 2_048},
-}
 
 
-@pytest.fixture(scope="module", params=list(SHAPES))
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made: Path = tmp_path_factory.mktemp("shape")
-    (made / "config.json").write_text(json.dumps({**COMMON, **SHAPES[request.param]}))
-    return made
+class Told(NamedTuple):
+    """Of one schedule: answers by the requests' numbers, and how often what happened."""
+
+    answers: list[list[Any]]
+    counts: Counter[str]
 
 
-def engine(folder: Path, **options: Any) -> LLM:
-    gc.collect()
-    torch.cuda.empty_cache()
-    return LLM(str(folder), load_format="dummy", device="cuda", max_model_len=1_536, batch_invariant=True, **options)
+class Processes:
+    """All of them, from the start on; whoever asks for a schedule waits for its own alone."""
+
+    def __init__(self, folder: Path, pool: ThreadPoolExecutor) -> None:
+        self._running: dict[tuple[str, str], list[Future[tuple[dict[int, list[Any]], Counter[str]]]]] = {}
+        for schedule in SCHEDULES:  # those that take longest come first
+            for shape, facts in SHAPES.items():
+                (folder / shape).mkdir(exist_ok=True)
+                (folder / shape / "config.json").write_text(json.dumps({**COMMON, **facts}))
+                parts = PARTS.get(schedule, 1)
+                self._running[shape, schedule] = [
+                    pool.submit(_run, folder / shape, schedule, part, parts) for part in range(parts)
+                ]
+
+    def told(self, shape: str, schedule: str) -> Told:
+        answers, counts = {}, Counter[str]()
+        for part in self._running[shape, schedule]:
+            own, seen = part.result()
+            answers |= own
+            counts += seen
+        return Told([answers[index] for index in range(len(answers))], counts)
 
 
-def test_requests_alone_and_in_busy_schedules(folder: Path) -> None:
-    numbers = random.Random(0)
-    asked = bits.random_requests(COUNT, numbers, vocab_size=100_000, longest_prompt=900, most_tokens=48)
-    alone = bits.told_alone(engine(folder, num_kv_blocks=4_000), asked)
-    for name, options in SCHEDULES.items():
-        llm = engine(folder, **options)
-        bits.check(alone, bits.told_together(llm, asked, numbers, waves=3), asked)
-        if name == "a cache that runs out":
-            assert llm.stats()["preemptions"] > 0
-        del llm
+def _run(folder: Path, schedule: str, part: int, parts: int) -> tuple[dict[int, list[Any]], Counter[str]]:
+    out = folder / f"{schedule} {part}"
+    program = [sys.executable, "-m", "tests.gpu.bits_process", str(folder), schedule, str(part), str(parts), str(out)]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+    print(done.stdout)
+    assert done.returncode == 0, f"{folder.name}, {schedule}: {done.stderr[-3000:]}"
+    told: tuple[dict[int, list[Any]], Counter[str]] = pickle.loads(out.read_bytes())
+    return told
 
 
-def test_many_samples_of_a_long_prompt_have_the_bits_of_one(folder: Path) -> None:
-    """Child i of n = 64 over a shared prefix, and child i of n = 1 + i alone with nothing to share."""
-    prompt = [random.Random(1).randrange(100_000) for _ in range(1_300)]
-    llm = engine(folder, num_kv_blocks=8_000)
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield Processes(tmp_path_factory.mktemp("shapes"), pool)
 
-    def sampled(n: int) -> list[Any]:
-        params = SamplingParams(n=n, seed=5, max_tokens=40, ignore_eos=True, logprobs=1, detokenize=False)
-        [output] = llm.generate([prompt], params, use_tqdm=False)
-        return bits.told(output)[1]  # type: ignore[no-any-return]
 
-    many = sampled(64)
-    for n in (1, 2, 9):
-        llm.reset_prefix_cache()
-        assert sampled(n) == many[:n]
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != ALONE])
+def test_requests_alone_and_in_busy_schedules(processes: Processes, shape: str, schedule: str) -> None:
+    alone, busy = processes.told(shape, ALONE), processes.told(shape, schedule)
+    asked = requests(100_000)
+    assert len(alone.answers) == len(asked)
+    bits.check(alone.answers, busy.answers, asked)
+    # What the schedules are for did happen, and nothing of it to those who were alone.
+    for name in ("steps with shared reads", "prompt_tokens_cached", "preemptions"):
+        assert alone.counts[name] == 0, name
+    for name in ("steps with shared reads", "prompt_tokens_cached", "steps with prompts and decodes", "steps ahead"):
+        assert busy.counts[name] > 50, name
+    if schedule == "a cache that runs out":
+        assert busy.counts["preemptions"] > 50
+        assert busy.counts["outputs computed again as prompts"] > 50
+        assert busy.counts["of these beyond the first cut"] > 0
+    if "pieces" in schedule:
+        assert busy.counts["pieces of prompts"] > 2 * len(asked)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_many_samples_of_a_long_prompt_begin_with_those_of_few(processes: Processes, shape: str, schedule: str) -> None:
+    *_, last = told = processes.told(shape, schedule).answers[-len(SAMPLES) :]
+    for n, (_, samples) in zip(SAMPLES, told, strict=True):
+        assert samples == last[1][:n]
