@@ -25,6 +25,21 @@ from tests.gpu.bits_process import ALONE, SAMPLES, SCHEDULES, requests
 ROOT = Path(__file__).parents[2]
 SECONDS = 600  # of a process; one by one, on two cores, none takes that
 PARTS = {ALONE: 3}  # processes of a schedule that asks for one request after the other
+# How often, at least, what must not change a bit happens in a busy schedule.
+OFTEN = {
+    "steps ahead": 100,
+    "steps with shared reads": 50,
+    "steps with prompts and decodes": 5,
+    "prompt_tokens_cached": 50_000,
+}
+OFTEN_IN = {
+    "prompts in pieces, without graphs": {"pieces of prompts": 700},
+    "a cache that runs out": {
+        "preemptions": 50,
+        "outputs computed again as prompts": 50,
+        "of these beyond the first cut": 10,
+    },
+}
 COMMON = {
     "num_hidden_layers": 3,
     "rms_norm_eps": 1e-6,
@@ -126,14 +141,8 @@ def test_requests_alone_and_in_busy_schedules(processes: Processes, shape: str, 
     # What the schedules are for did happen, and nothing of it to those who were alone.
     for name in ("steps with shared reads", "prompt_tokens_cached", "preemptions"):
         assert alone.counts[name] == 0, name
-    for name in ("steps with shared reads", "prompt_tokens_cached", "steps with prompts and decodes", "steps ahead"):
-        assert busy.counts[name] > 50, name
-    if schedule == "a cache that runs out":
-        assert busy.counts["preemptions"] > 50
-        assert busy.counts["outputs computed again as prompts"] > 50
-        assert busy.counts["of these beyond the first cut"] > 0
-    if "pieces" in schedule:
-        assert busy.counts["pieces of prompts"] > 2 * len(asked)
+    for name, fewest in {**OFTEN, **OFTEN_IN.get(schedule, {})}.items():
+        assert busy.counts[name] >= fewest, name
 
 
 @pytest.mark.parametrize("shape", SHAPES)
