@@ -154,11 +154,17 @@ class PagedDecode:
     def attend_shared(self, queries: Tensor, kv_layer: Tensor) -> None:
         lists = (self.tables, self._prefix_count, self._list, self._groups, self._members, self._first_part)
         parts = (self._partials, self._lse)
-        options = {"block_size": self._block_size, **self._prefix_options}
-        if self._is_scheduled:
-            hopper.prefix_attention(queries, kv_layer, *lists, *parts, overlap=self._overlap, **options)
-        else:
-            prefix.prefix_attention(queries, kv_layer, *lists, *parts, exact=self._exact, **options)
+        prefix.prefix_attention(
+            queries,
+            kv_layer,
+            *lists,
+            *parts,
+            block_size=self._block_size,
+            exact=self._exact,
+            scheduled=self._is_scheduled,
+            overlap=self._overlap,
+            **self._prefix_options,
+        )
 
     def attend_own(
         self, queries: Tensor, kv_layer: Tensor, out: Tensor | None = None, *, with_prefix: bool = False

@@ -65,7 +65,7 @@ print(shared_memory(p._prefix, p.NUM_WARPS, p.NUM_STAGES, **tile, EXACT=False, *
 h = hopper_prefix
 if size == 2:
     tile = {"BLOCK_M": h.BLOCK_M, "BLOCK_N": h.BLOCK_N}
-    print(shared_memory(h._prefix, h.NUM_WARPS, 1, **tile, HOLDS=True, OVERLAP=True, **common))
+    print(shared_memory(h.scheduled_prefix, h.NUM_WARPS, 1, **tile, HOLDS=True, OVERLAP=True, **common))
 q = prompt_attention
 tile = {"BLOCK_M": q.BLOCK_M[size], "BLOCK_N": q.BLOCK_N[size]}
 print(shared_memory(q._attend, q.NUM_WARPS[size], q.NUM_STAGES, **tile, **common))

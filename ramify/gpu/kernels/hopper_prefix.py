@@ -1,4 +1,4 @@
-"""Shared-prefix attention for Hopper's matrix units: what prefix_attention.py does, scheduled by hand.
+"""Shared-prefix attention for Hopper's matrix units: what prefix_attention.py does and launches, scheduled by hand.
 
     copies        keys of tile t + 1, values of tile t
     matrix units  scores of tile t + 1 | output += weights of tile t @ values of tile t
@@ -13,7 +13,6 @@ first.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -21,8 +20,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ramify.gpu.kernels import work_list
-from ramify.gpu.kernels.overlap import launch_options
-from ramify.gpu.kernels.walk import LOG2_OF_E
 
 PREFIX_FIELDS = gl.constexpr(work_list.PREFIX_FIELDS)
 PREFIX, START, END, FIRST_QUERY, NUM_QUERIES, SPLIT = map(gl.constexpr, range(work_list.PREFIX_FIELDS))
@@ -132,7 +129,7 @@ def _walk(  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _prefix(  # type: ignore[no-untyped-def]
+def scheduled_prefix(  # type: ignore[no-untyped-def]
     queries,
     kv,
     tables,
@@ -237,53 +234,3 @@ def can_schedule(device: torch.device, dtype: torch.dtype, head_dim: int) -> boo
     """Whether these are the matrix units and the numbers that this kernel is written for."""
     is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
     return is_hopper and dtype.itemsize == 2 and head_dim in HEAD_DIMS
-
-
-def prefix_attention(
-    queries: Tensor,
-    kv: Tensor,
-    tables: Tensor,
-    count: Tensor,
-    items: Tensor,
-    prefixes: Tensor,
-    sharers: Tensor,
-    first_part: Tensor,
-    partials: Tensor,
-    lse: Tensor,
-    /,
-    *,
-    block_size: int,
-    num_programs: int,
-    overlap: bool = False,
-    block_m: int = BLOCK_M,
-    block_n: int = BLOCK_N,
-    num_warps: int = NUM_WARPS,
-    holds: bool = True,
-) -> None:
-    """As prefix_attention.prefix_attention; a warp takes 16 queries."""
-    _, heads, head_dim = queries.shape
-    kv_heads = kv.shape[2]
-    _prefix[(num_programs,)](
-        queries,
-        kv,
-        tables,
-        count,
-        items,
-        prefixes,
-        sharers,
-        first_part,
-        partials,
-        lse,
-        queries.stride(0),
-        tables.stride(0),
-        head_dim**-0.5 * LOG2_OF_E,
-        KV_HEADS=kv_heads,
-        QUERIES_PER_ROW=heads // kv_heads,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        HOLDS=holds,
-        num_warps=num_warps,
-        **launch_options(overlap),
-    )
