@@ -18,7 +18,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ramify.gpu.kernels.floors import FloorScratch, find_floors
+from ramify.gpu.kernels.floors import Floors
 from ramify.gpu.kernels.race import BlockScores, keep_above, score_blocks
 
 DEVICE = torch.device("cuda")
@@ -67,23 +67,16 @@ class Filters:
         self.top_k = torch.full((rows,), asked.top_k, dtype=torch.int64, device=DEVICE)
         self.top_p, self.min_p = self.ones * asked.top_p, self.ones * asked.min_p
         self.scores = BlockScores.empty(rows, vocab_size, DEVICE)
-        self.scratch = FloorScratch.empty(rows, vocab_size, DEVICE)
-        self.floors = torch.empty(rows, device=DEVICE)
+        self.memory = Floors(rows, vocab_size, DEVICE)
+        self.step()
 
     def score(self) -> None:
         score_blocks(self.logits, self.ones, self.scores)
 
     def step(self) -> None:
         self.score()
-        find_floors(
-            self.logits,
-            self.ones,
-            self.scores,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            scratch=self.scratch,
-            floors=self.floors,
+        self.floors = self.memory.find(
+            self.logits, self.ones, self.scores, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p
         )
         keep_above(self.logits, self.ones, self.floors, self.scores)
 

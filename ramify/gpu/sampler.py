@@ -30,7 +30,7 @@ from ramify.gpu.kernels.bending import bend
 from ramify.gpu.kernels.candidate_ranks import rank_candidates
 from ramify.gpu.kernels.codes import read_codes
 from ramify.gpu.kernels.controls import control_blocks, count_drawn, match_words
-from ramify.gpu.kernels.floors import FloorScratch, find_floors
+from ramify.gpu.kernels.floors import Floors
 from ramify.gpu.kernels.narrowing import narrow
 from ramify.gpu.kernels.race import (
     NOT_FINITE,
@@ -80,9 +80,8 @@ class KernelSampler:
         # Controlled logits are bent where they lie; of two models, they are still needed afterwards.
         self._bent = self._controlled[0] if mixer is None else torch.empty(max_rows, vocab_size, device=device)
         self._bent_temperatures = torch.empty(max_rows, device=device)
-        self._floors = torch.empty(max_rows, device=device)
+        self._floors = Floors(max_rows, vocab_size, device)
         self._no_floors = torch.full((max_rows,), -torch.inf, device=device)
-        self._scratch = FloorScratch.empty(max_rows, vocab_size, device)
         self._num_reported = min(MOST_REPORTED, vocab_size)
         self._drawn = Drawn.empty(max_rows, self._num_reported, device)
         self._listing = Listing(max_rows, device, each_alone=batch_invariant)
@@ -278,16 +277,8 @@ class KernelSampler:
         size = logits.shape[0]
         floor = None
         if choice.kind != "plain":
-            floor = self._floors[:size]
-            find_floors(
-                logits,
-                temperatures,
-                scores,
-                top_k=numbers.integers[column.TOP_K],
-                top_p=top_p,
-                min_p=min_p,
-                scratch=FloorScratch(*(part[:size] for part in self._scratch)),
-                floors=floor,
+            floor = self._floors.find(
+                logits, temperatures, scores, top_k=numbers.integers[column.TOP_K], top_p=top_p, min_p=min_p
             )
             if choice.kind == "shaped":
                 cuts = numbers.cuts

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.gpu.kernels.floors import FloorScratch, find_floors
+from ramify.gpu.kernels.floors import Floors
 from ramify.gpu.kernels.race import SOUND, BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
 from ramify.gpu.kernels.top_logprobs import Reports, report
 from ramify.sampling import filters, processors
@@ -25,8 +25,7 @@ class Sampler:
         self.temperatures, self.keys = temperatures, keys
         self.top_k, self.top_p, self.min_p = top_k, top_p, min_p
         self.scores = BlockScores.empty(ROWS, VOCAB_SIZE, device)
-        self.scratch = FloorScratch.empty(ROWS, VOCAB_SIZE, device)
-        self.floors = torch.empty(ROWS, device=device)
+        self.memory = Floors(ROWS, VOCAB_SIZE, device)
         self.token_ids = torch.empty(ROWS, dtype=torch.int64, device=device)
         self.logprobs = torch.empty(ROWS, device=device)
         self.faults = torch.empty(ROWS, dtype=torch.int32, device=device)
@@ -34,15 +33,8 @@ class Sampler:
 
     def step(self) -> None:
         score_blocks(self.logits, self.temperatures, self.scores)
-        find_floors(
-            self.logits,
-            self.temperatures,
-            self.scores,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            scratch=self.scratch,
-            floors=self.floors,
+        self.floors = self.memory.find(
+            self.logits, self.temperatures, self.scores, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p
         )
         keep_above(self.logits, self.temperatures, self.floors, self.scores)
         draw_tokens(

@@ -81,6 +81,23 @@ class FloorScratch(NamedTuple):
         )
 
 
+class Floors:
+    """Memory for the floors of up to so many rows, found again and again in the same places: a graph may know them."""
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._scratch = FloorScratch.empty(max_rows, vocab_size, device)
+        self._values = torch.empty(max_rows, device=device)
+
+    def find(
+        self, logits: Tensor, temperatures: Tensor, scores: BlockScores, *, top_k: Tensor, top_p: Tensor, min_p: Tensor
+    ) -> Tensor:
+        """As `find_floors`; (R,), there until floors are next found."""
+        size = logits.shape[0]
+        scratch, floors = FloorScratch(*(part[:size] for part in self._scratch)), self._values[:size]
+        find_floors(logits, temperatures, scores, top_k=top_k, top_p=top_p, min_p=min_p, scratch=scratch, floors=floors)
+        return floors
+
+
 def find_floors(
     logits: Tensor,
     temperatures: Tensor,
