@@ -8,28 +8,9 @@ import torch
 from ramify.engine.plan import SharedPrefix
 from ramify.gpu.kernels import hopper_prefix
 from ramify.gpu.kernels.stretches import EvenCuts
-from ramify.gpu.paged import PagedDecode
 from tests.attention_truth import decode_reads
-from tests.kernels.scene import Scene, make_scene
-from tests.kernels.test_paged import check, write_tables
-
-
-def paged_for(scene: Scene, cuts: EvenCuts | None) -> PagedDecode:
-    _, heads, head_dim = scene.queries.shape
-    paged = PagedDecode(
-        max_rows=len(scene.lengths),
-        max_parts=64 * len(scene.lengths),
-        max_blocks=scene.tables.shape[1],
-        heads=heads,
-        kv_heads=scene.kv.shape[2],
-        head_dim=head_dim,
-        block_size=scene.block_size,
-        dtype=scene.kv.dtype,
-        device=scene.kv.device,
-        cuts=cuts,
-    )
-    write_tables(paged, scene)
-    return paged
+from tests.kernels.scene import make_scene
+from tests.kernels.test_paged import check, paged_for
 
 
 @pytest.mark.parametrize(
@@ -62,7 +43,7 @@ def test_rows_of_several_prefixes(
     lengths[36] = 0
     options = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "block_size": block_size}
     scene = make_scene(lengths, shared, **options, dtype=dtype, device=device)
-    paged = paged_for(scene, cuts)
+    paged = paged_for(scene, max_rows=38, max_parts=64 * 38, cuts=cuts, options={})
     out = torch.full((38, heads * head_dim), torch.nan, dtype=dtype, device=device)
     for _ in range(2):
         paged.write_list(paged.work_list(decode_reads(scene.lengths, scene.shared, block_size)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,22 @@ LENGTHS = (70, 66, 150, 20, 65, 33, 34, 90, 36, 0, 1)
 SHARED = (SharedPrefix(4, (1, 0, 4, 2)), SharedPrefix(2, (5, 6, 8)), SharedPrefix(5, (7,)))
 
 
-def paged_for(scene: Scene, *, max_rows: int = 12, max_parts: int = 64, cuts: Cuts | None = None) -> PagedDecode:
+# Tiles and programs for scenes that the interpreter can walk; {} for those that engines use.
+SMALL: dict[str, Any] = {
+    "decode_options": {"num_programs": 3, "block_n": 16},
+    "prefix_options": {"num_programs": 2, "block_m": 16, "block_n": 16},
+}
+SMALL_CUTS = EvenCuts(48, prefix_split=32)
+
+
+def paged_for(
+    scene: Scene,
+    *,
+    max_rows: int = 12,
+    max_parts: int = 64,
+    cuts: Cuts | None = SMALL_CUTS,
+    options: Mapping[str, Any] = SMALL,
+) -> PagedDecode:
     _, heads, head_dim = scene.queries.shape
     paged = PagedDecode(
         max_rows=max_rows,
@@ -29,9 +45,8 @@ def paged_for(scene: Scene, *, max_rows: int = 12, max_parts: int = 64, cuts: Cu
         block_size=scene.block_size,
         dtype=scene.kv.dtype,
         device=scene.kv.device,
-        cuts=EvenCuts(48, prefix_split=32) if cuts is None else cuts,
-        decode_options={"num_programs": 3, "block_n": 16},
-        prefix_options={"num_programs": 2, "block_m": 16, "block_n": 16},
+        cuts=cuts,
+        **options,
     )
     write_tables(paged, scene)
     return paged
