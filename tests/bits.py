@@ -69,10 +69,11 @@ def _params(numbers: random.Random, vocab_size: int, most_tokens: int, *, beams:
             [{"typical_p": 0.8}, {"top_n_sigma": 1.5}, {"xtc_probability": 0.5}, {"dry_multiplier": 1.0}]
         )
     elif numbers.random() < 0.3 and options["n"] > 1:
-        return SamplingParams(
-            **options,
-            **numbers.choice([{"strategy": "diverse", "diversity_penalty": 1.5}, {"strategy": "without_replacement"}]),
-        )
+        sets: list[dict[str, Any]] = [
+            {"strategy": "diverse", "diversity_penalty": 1.5},
+            {"strategy": "without_replacement"},
+        ]
+        return SamplingParams(**options, **numbers.choice(sets))
     if numbers.random() < 0.3:
         options |= {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2}
     if numbers.random() < 0.2:

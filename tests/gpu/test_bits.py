@@ -107,7 +107,8 @@ class Processes:
                 ]
 
     def told(self, shape: str, schedule: str) -> Told:
-        answers, counts = {}, Counter[str]()
+        answers: dict[int, list[Any]] = {}
+        counts: Counter[str] = Counter()
         for part in self._running[shape, schedule]:
             own, seen = part.result()
             answers |= own
