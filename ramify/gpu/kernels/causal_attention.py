@@ -28,7 +28,7 @@ from ramify.gpu.kernels.walk import (
     begin_part,
     finish,
     fold,
-    walk,
+    walk_to_the_end,
     whole,
 )
 
@@ -91,7 +91,7 @@ def _causal(  # type: ignore[no-untyped-def]
             # Up to the first row's own position all rows see everything: no mask, the same numbers.
             full_end = start + tl.maximum(tl.minimum(end, position + 1) - start, 0) // BLOCK_N * BLOCK_N
             output, total, peak = begin_part(BLOCK_M, HEAD_DIM, EXACT=True)
-            output, total, peak = walk(
+            output, total, peak = walk_to_the_end(
                 output,
                 total,
                 peak,
@@ -101,30 +101,12 @@ def _causal(  # type: ignore[no-untyped-def]
                 kv_head,
                 start,
                 full_end,
-                scale,
-                KV_HEADS=KV_HEADS,
-                HEAD_DIM=HEAD_DIM,
-                BLOCK_SIZE=BLOCK_SIZE,
-                BLOCK_N=BLOCK_N,
-                MASKED=False,
-                EXACT=True,
-            )
-            output, total, peak = walk(
-                output,
-                total,
-                peak,
-                tile_queries,
-                kv,
-                table,
-                kv_head,
-                full_end,
                 end,
                 scale,
                 KV_HEADS=KV_HEADS,
                 HEAD_DIM=HEAD_DIM,
                 BLOCK_SIZE=BLOCK_SIZE,
                 BLOCK_N=BLOCK_N,
-                MASKED=True,
                 EXACT=True,
                 CAUSAL=True,
                 limits=limits,

@@ -25,7 +25,7 @@ from ramify.gpu.kernels import hopper_prefix as hopper
 from ramify.gpu.kernels import work_list
 from ramify.gpu.kernels.decode_attention import FIRST_ITEM, NUM_ITEMS
 from ramify.gpu.kernels.overlap import launch_options
-from ramify.gpu.kernels.walk import EXACT_BLOCK_N, EXACT_OPTIONS, LOG2_OF_E, begin_part, finish, walk
+from ramify.gpu.kernels.walk import EXACT_BLOCK_N, EXACT_OPTIONS, LOG2_OF_E, begin_part, finish, walk_to_the_end
 
 PREFIX_FIELDS = tl.constexpr(work_list.PREFIX_FIELDS)
 PREFIX, START, END, FIRST_QUERY, NUM_QUERIES, SPLIT = map(tl.constexpr, range(work_list.PREFIX_FIELDS))
@@ -86,9 +86,7 @@ def _prefix(  # type: ignore[no-untyped-def]
             other=0.0,
         )
         output, total, peak = begin_part(BLOCK_M, HEAD_DIM, EXACT)
-        # Only the last tile of a stretch needs a mask; on every tile it would cost much of what the softmax does.
-        full_end = end - (end - start) % BLOCK_N
-        output, total, peak = walk(
+        output, total, peak = walk_to_the_end(
             output,
             total,
             peak,
@@ -97,31 +95,13 @@ def _prefix(  # type: ignore[no-untyped-def]
             table,
             kv_head,
             start,
-            full_end,
-            scale,
-            KV_HEADS=KV_HEADS,
-            HEAD_DIM=HEAD_DIM,
-            BLOCK_SIZE=BLOCK_SIZE,
-            BLOCK_N=BLOCK_N,
-            MASKED=False,
-            EXACT=EXACT,
-        )
-        output, total, peak = walk(
-            output,
-            total,
-            peak,
-            tile,
-            kv,
-            table,
-            kv_head,
-            full_end,
+            end - (end - start) % BLOCK_N,
             end,
             scale,
             KV_HEADS=KV_HEADS,
             HEAD_DIM=HEAD_DIM,
             BLOCK_SIZE=BLOCK_SIZE,
             BLOCK_N=BLOCK_N,
-            MASKED=True,
             EXACT=EXACT,
         )
         output, score = finish(output, total, peak, EXACT)

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.gpu.kernels import prompt_list
-from ramify.gpu.kernels.walk import LOG2_OF_E, begin
+from ramify.gpu.kernels.walk import LOG2_OF_E, begin, read_tile
 
 HEADER = tl.constexpr(prompt_list.HEADER)
 TILE_FIELDS = tl.constexpr(prompt_list.TILE_FIELDS)
@@ -137,25 +137,13 @@ def _walk(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,  # False: all queries see all of it, and its length is a multiple of BLOCK_N
 ):
-    keys_to_values: tl.constexpr = KV_HEADS * HEAD_DIM
-    slot_stride: tl.constexpr = 2 * keys_to_values
     offset = tl.arange(0, BLOCK_N)
     dim = tl.arange(0, HEAD_DIM)
     keys_of_head = kv + kv_head * HEAD_DIM + dim[None, :]
     for at in range(start, end, BLOCK_N):
         position = at + offset
-        if MASKED:
-            # What lies past the end may be anything, NaN too: it is never loaded.
-            inside = position < end
-            block = tl.load(table + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-            pointers = keys_of_head + (block * BLOCK_SIZE + position % BLOCK_SIZE)[:, None] * slot_stride
-            keys = tl.load(pointers, mask=inside[:, None], other=0.0)
-            values = tl.load(pointers + keys_to_values, mask=inside[:, None], other=0.0)
-        else:
-            block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
-            pointers = keys_of_head + (block * BLOCK_SIZE + position % BLOCK_SIZE)[:, None] * slot_stride
-            keys = tl.load(pointers)
-            values = tl.load(pointers + keys_to_values)
+        inside = position < end
+        keys, values = read_tile(keys_of_head, table, position, inside, KV_HEADS, HEAD_DIM, BLOCK_SIZE, MASKED)
         scores = tl.dot(asked, tl.trans(keys), input_precision="ieee")
         if MASKED:
             scores = tl.where(position[None, :] <= last[:, None], scores, float("-inf"))

@@ -48,6 +48,35 @@ def begin_part(ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, EXACT: tl.constexpr):
 
 
 @triton.jit
+def read_tile(  # type: ignore[no-untyped-def]
+    keys_of_head,  # (1, HEAD_DIM) -> the keys of one head in the first slot
+    table,
+    position,  # (BLOCK_N,)
+    inside,  # (BLOCK_N,)
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    MASKED: tl.constexpr,  # False: all positions are inside
+):
+    """The keys and values (BLOCK_N, HEAD_DIM) of some positions; zeros outside."""
+    keys_to_values: tl.constexpr = KV_HEADS * HEAD_DIM
+    slot_stride: tl.constexpr = 2 * keys_to_values
+    # A pool may hold more than 2^31 numbers.
+    if MASKED:
+        # What lies outside may be anything, NaN too: it is never loaded.
+        block = tl.load(table + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+        pointers = keys_of_head + (block * BLOCK_SIZE + position % BLOCK_SIZE)[:, None] * slot_stride
+        keys = tl.load(pointers, mask=inside[:, None], other=0.0)
+        values = tl.load(pointers + keys_to_values, mask=inside[:, None], other=0.0)
+    else:
+        block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
+        pointers = keys_of_head + (block * BLOCK_SIZE + position % BLOCK_SIZE)[:, None] * slot_stride
+        keys = tl.load(pointers)
+        values = tl.load(pointers + keys_to_values)
+    return keys, values
+
+
+@triton.jit
 def walk(  # type: ignore[no-untyped-def]
     output,  # (ROWS, HEAD_DIM) float32
     total,  # (ROWS,) float32; exact: (ROWS, COLUMNS), columns alike
@@ -68,28 +97,13 @@ def walk(  # type: ignore[no-untyped-def]
     CAUSAL: tl.constexpr = False,  # exact ones only
     limits=0,  # (ROWS,) where causal: each query sees positions below
 ):
-    keys_to_values: tl.constexpr = KV_HEADS * HEAD_DIM
-    slot_stride: tl.constexpr = 2 * keys_to_values
     offset = tl.arange(0, BLOCK_N)
     dim = tl.arange(0, HEAD_DIM)
     keys_of_head = kv + kv_head * HEAD_DIM + dim[None, :]
     for at in range(start, end, BLOCK_N):
         position = at + offset
         inside = position < end
-        # A pool may hold more than 2^31 numbers.
-        if MASKED:
-            # What lies past the end may be anything, NaN too: it is never loaded.
-            block = tl.load(table + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-            slot = block * BLOCK_SIZE + position % BLOCK_SIZE
-            pointers = keys_of_head + slot[:, None] * slot_stride
-            keys = tl.load(pointers, mask=inside[:, None], other=0.0)
-            values = tl.load(pointers + keys_to_values, mask=inside[:, None], other=0.0)
-        else:
-            block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
-            slot = block * BLOCK_SIZE + position % BLOCK_SIZE
-            pointers = keys_of_head + slot[:, None] * slot_stride
-            keys = tl.load(pointers)
-            values = tl.load(pointers + keys_to_values)
+        keys, values = read_tile(keys_of_head, table, position, inside, KV_HEADS, HEAD_DIM, BLOCK_SIZE, MASKED)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
         if CAUSAL:
             scores = tl.where(position[None, :] < limits[:, None], scores, float("-inf"))
@@ -111,6 +125,38 @@ def walk(  # type: ignore[no-untyped-def]
         output = tl.dot(weights.to(values.dtype), values, output, input_precision="ieee")
         peak = new_peak
     return output, total, peak
+
+
+@triton.jit
+def walk_to_the_end(  # type: ignore[no-untyped-def]
+    output,
+    total,
+    peak,
+    queries,
+    kv,
+    table,
+    kv_head,
+    start,
+    full_end,  # a multiple of BLOCK_N from the start; up to there every query sees all
+    end,
+    scale,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    EXACT: tl.constexpr,
+    CAUSAL: tl.constexpr = False,
+    limits=0,
+):
+    """As `walk`, with a mask only where one is needed: on every tile it would cost much of what the softmax does."""
+    output, total, peak = walk(
+        output, total, peak, queries, kv, table, kv_head, start, full_end, scale,
+        KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED=False, EXACT=EXACT,
+    )  # fmt: skip
+    return walk(
+        output, total, peak, queries, kv, table, kv_head, full_end, end, scale,
+        KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED=True, EXACT=EXACT, CAUSAL=CAUSAL, limits=limits,
+    )  # fmt: skip
 
 
 @triton.jit
