@@ -131,21 +131,39 @@ def _deviation(logits: tl.tensor, largest: tl.tensor, vocab_size: tl.constexpr, 
 
 
 @triton.jit
+def sums_of(
+    logits: tl.tensor,
+    largest: tl.tensor,
+    floor: tl.tensor,
+    ceiling: tl.tensor,
+    vocab_size: tl.constexpr,
+    tile: tl.constexpr,
+) -> tl.tensor:
+    """Of a row's x = logit - largest between floor and ceiling: how many there are, the sums of exp(x), of exp(x) * x
+    and of exp(x)^2, and the largest x."""
+    lanes = tl.arange(0, tile)
+    count, whole = tl.zeros((tile,), tl.float32), tl.zeros((tile,), tl.float32)
+    weighted, squared = tl.zeros((tile,), tl.float32), tl.zeros((tile,), tl.float32)
+    tops = tl.full((tile,), float("-inf"), tl.float32)
+    for start in range(0, vocab_size, tile):
+        ids = start + lanes
+        x = tl.load(logits + ids, mask=ids < vocab_size, other=float("-inf")) - largest
+        is_left = (x > float("-inf")) & (x >= floor) & (x <= ceiling)
+        weight = tl.where(is_left, tl.exp(x), 0.0)
+        count += is_left.to(tl.float32)
+        whole += weight
+        weighted += weight * tl.where(is_left, x, 0.0)
+        squared += weight * weight
+        tops = tl.maximum(tops, tl.where(is_left, x, float("-inf")))
+    sums = tl.sum(count, axis=0), tl.sum(whole, axis=0), tl.sum(weighted, axis=0), tl.sum(squared, axis=0)
+    return sums[0], sums[1], sums[2], sums[3], tl.max(tops, axis=0)
+
+
+@triton.jit
 def _relative_entropy(
     logits: tl.tensor, largest: tl.tensor, furthest: tl.tensor, vocab_size: tl.constexpr, tile: tl.constexpr
 ) -> tl.tensor:
     """The entropy of what is left of a row, as a share of the most it could be."""
-    lanes = tl.arange(0, tile)
-    count, mass = tl.zeros((tile,), tl.float32), tl.zeros((tile,), tl.float32)
-    weighted = tl.zeros((tile,), tl.float32)
-    for start in range(0, vocab_size, tile):
-        ids = start + lanes
-        below = tl.load(logits + ids, mask=ids < vocab_size, other=float("-inf")) - largest
-        is_left = (below > float("-inf")) & (below >= furthest)
-        weight = tl.where(is_left, tl.exp(below), 0.0)
-        count += is_left.to(tl.float32)
-        mass += weight
-        weighted += weight * tl.where(is_left, below, 0.0)
-    whole = tl.sum(mass, axis=0)
-    share = (tl.log(whole) - tl.sum(weighted, axis=0) / whole) / tl.log(tl.maximum(tl.sum(count, axis=0), 2.0))
+    count, whole, weighted, _, _ = sums_of(logits, largest, furthest, float("inf"), vocab_size, tile)
+    share = (tl.log(whole) - weighted / whole) / tl.log(tl.maximum(count, 2.0))
     return tl.minimum(tl.maximum(share, 0.0), 1.0)

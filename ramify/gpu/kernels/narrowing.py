@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.gpu.kernels.bending import TILE
+from ramify.gpu.kernels.bending import TILE, sums_of
 from ramify.gpu.kernels.race import WORD_STEP, KeyWords, philox
 from ramify.sampling import draw as truth
 
@@ -102,24 +102,24 @@ def _narrow(
         if typical < 1:
             floor, ceiling = _most_typical(bent, floor, typical, vocab_size, tile, weighed_at_once)
         if epsilon > 0:
-            whole, _, _, top = _sums(bent, floor, ceiling, vocab_size, tile)
+            _, whole, _, _, top = sums_of(bent, 0.0, floor, ceiling, vocab_size, tile)
             floor = tl.maximum(floor, tl.minimum(top, tl.log(epsilon) + tl.log(whole)))
         if eta > 0:
-            whole, weighted, _, top = _sums(bent, floor, ceiling, vocab_size, tile)
+            _, whole, weighted, _, top = sums_of(bent, 0.0, floor, ceiling, vocab_size, tile)
             entropy = tl.log(whole) - weighted / whole
             least = tl.minimum(tl.log(eta), 0.5 * tl.log(eta) - entropy)
             floor = tl.maximum(floor, tl.minimum(top, least + tl.log(whole)))
         if a > 0:
-            whole, _, _, top = _sums(bent, floor, ceiling, vocab_size, tile)
+            _, whole, _, _, top = sums_of(bent, 0.0, floor, ceiling, vocab_size, tile)
             floor = tl.maximum(floor, tl.minimum(top, tl.log(a) + 2.0 * top - tl.log(whole)))
         if is_p_less:
-            whole, _, squared, top = _sums(bent, floor, ceiling, vocab_size, tile)
+            _, whole, _, squared, top = sums_of(bent, 0.0, floor, ceiling, vocab_size, tile)
             floor = tl.maximum(floor, tl.minimum(top, tl.log(squared) - tl.log(whole)))
         if follows:
-            whole, _, _, top = _sums(bent, floor, ceiling, vocab_size, tile)
+            _, whole, _, _, top = sums_of(bent, 0.0, floor, ceiling, vocab_size, tile)
             floor = tl.maximum(floor, tl.minimum(top, tl.log(whole) - limit * LOG_2))
         if excludes:
-            whole, _, _, _ = _sums(bent, floor, ceiling, vocab_size, tile)
+            _, whole, _, _, _ = sums_of(bent, 0.0, floor, ceiling, vocab_size, tile)
             enough = tl.log(tl.load(xtc_thresholds + row)) + tl.log(whole)
             least, _ = _ends(bent, tl.maximum(floor, enough), ceiling, vocab_size, tile)
             ceiling = tl.minimum(ceiling, least)  # infinite if none reaches it
@@ -150,26 +150,6 @@ def _coin(
 
 
 @triton.jit
-def _sums(
-    bent: tl.tensor, floor: tl.tensor, ceiling: tl.tensor, vocab_size: tl.constexpr, tile: tl.constexpr
-) -> tl.tensor:
-    """Of what is left: the sums of exp(x), of exp(x) * x and of exp(x)^2, and the largest x."""
-    lanes = tl.arange(0, tile)
-    whole, weighted = tl.zeros((tile,), tl.float32), tl.zeros((tile,), tl.float32)
-    squared, tops = tl.zeros((tile,), tl.float32), tl.full((tile,), float("-inf"), tl.float32)
-    for start in range(0, vocab_size, tile):
-        ids = start + lanes
-        x = tl.load(bent + ids, mask=ids < vocab_size, other=float("-inf"))
-        is_left = (x > float("-inf")) & (x >= floor) & (x <= ceiling)
-        weight = tl.where(is_left, tl.exp(x), 0.0)
-        whole += weight
-        weighted += weight * tl.where(is_left, x, 0.0)
-        squared += weight * weight
-        tops = tl.maximum(tops, tl.where(is_left, x, float("-inf")))
-    return tl.sum(whole, axis=0), tl.sum(weighted, axis=0), tl.sum(squared, axis=0), tl.max(tops, axis=0)
-
-
-@triton.jit
 def _ends(bent: tl.tensor, low: tl.tensor, high: tl.tensor, vocab_size: tl.constexpr, tile: tl.constexpr) -> tl.tensor:
     """The least and the largest x between these; infinite and minus infinite if there is none."""
     lanes = tl.arange(0, tile)
@@ -197,7 +177,7 @@ def _most_typical(
 
     The distance is found exactly, as a float32 among all of them in order: every read weighs 16 of those still open.
     """
-    whole, weighted, _, _ = _sums(bent, floor, float("inf"), vocab_size, tile)
+    _, whole, weighted, _, _ = sums_of(bent, 0.0, floor, float("inf"), vocab_size, tile)
     typical = weighted / whole  # where the surprise is the entropy
     nearest, furthest = tl.full((), -1, tl.int64), tl.full((), 0x7F800000, tl.int64)  # bits: too few, enough
     wanted = p * whole
