@@ -176,9 +176,9 @@ class FakeDevice(DeviceStep):
             chooses=num_models == 1 and not elsewhere,
         )
 
-    def launch(self, plan: Plan) -> Ticket:
+    def begin(self, plan: Plan) -> Callable[[], Ticket]:
         self.plans.append(plan.spelled_out())
-        return super().launch(plan)
+        return super().begin(plan)
 
     def num_tokens(self, plan: Plan) -> int:
         return sum(len(chunk.token_ids) for work in plan.works for chunk in work.chunks)

@@ -6,11 +6,13 @@
     in parts     what the kernels do not serve is drawn by torch's operators from the same logits
 
 What kernels draw stays on the device: the next step reads it there, so it can be launched before the host knows it.
+Everything but the draws themselves is begun at once. What grammars allow is asked for when they are made: then the host
+knows the tokens before them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -32,6 +34,7 @@ from ramify.sampling.columns import Columns
 from ramify.sampling.pipeline import Sampler, Source
 
 _NO_ROWS = np.empty(0, np.int64)
+Begun = Callable[[], Ticket]  # makes the draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class Steady:
     rows: Int64s  # of the draws, in their order
     slots: Int64s  # of their controls
     choice: SamplerChoice
+    following: Sequence[int]  # draws that follow a grammar
 
     def goes_on_as(self, plan: Plan) -> bool:
         """Whether a plan has the same tracks, each to compute the token that it drew in the last step."""
@@ -129,13 +133,13 @@ class Draws:
             for choice in self._kernels.every_choice():
                 self._run(self._kernels, padded(count), choice)
 
-    def draw(self, plan: Plan, tracks: Sequence[DrawTrack]) -> Ticket:
+    def begin(self, plan: Plan, tracks: Sequence[DrawTrack]) -> Begun:
         """What a plan asks for, from these rows; those of members come first."""
         kernels, onward = self._kernels, plan.onward
         self.by_kernels = False
         going_on, self._going_on = self._going_on, None  # whoever is to go on is noted again
         if kernels is None:
-            return self._draw_in_parts(plan.spelled_out(), tracks)
+            return partial(self._draw_in_parts, plan.spelled_out(), tracks)
         asked = {draw.demands.choice for draw in plan.draws}
         if onward is not None:
             if going_on is None or going_on.members is not onward.members:
@@ -145,24 +149,24 @@ class Draws:
             asked |= onward.asked
         is_served = all(map(kernels.serves, asked)) and len(tracks[0].rows) <= self._max_draws
         if not is_served or any(map(_looks_at_guesses, plan.draws)):
-            return self._draw_in_parts(plan.spelled_out(), tracks)
+            return partial(self._draw_in_parts, plan.spelled_out(), tracks)
         choice = kernels.choose(asked)
         if going_on is not None and onward is not None:
-            return self._draw_going_on(kernels, going_on, plan, choice, tracks)
+            return self._begin_going_on(kernels, going_on, plan, choice, tracks)
         if self._is_one_to_one(plan.draws, tracks):
-            return self._draw_captured(kernels, plan, choice, tracks)
+            return self._begin_captured(kernels, plan, choice, tracks)
         self.last = LastDraws(plan, np.arange(len(plan.draws)))
         self._select(kernels, plan, choice, np.arange(len(plan.draws)), tracks[0].rows)
         last_rows = self._lanes[0].last_rows(tracks[0].rows)
-        return self._draw_fresh(kernels, plan.draws, self._sources(tracks), last_rows=last_rows)
+        return self._begin_fresh(kernels, plan.draws, self._sources(tracks), last_rows=last_rows)
 
-    def go_on(self, steady: Steady, plan: Plan) -> Ticket:
+    def go_on(self, steady: Steady, plan: Plan) -> Begun:
         """The draws of the captured step before, one position on."""
         assert self._kernels is not None, "captured steps draw by kernels"
         self._rows.go_on(steady.rows, self._lanes[0].last_rows(steady.rows) if steady.choice.waves > 1 else None)
         self._kernels.go_on(steady.slots)
         self._select(self._kernels, plan, steady.choice, steady.rows, steady.rows)
-        return self._replay(self._kernels, steady, plan.draws)
+        return partial(self._replay, self._kernels, steady, plan.draws)
 
     def _select(
         self, kernels: SamplerKernels, plan: Plan, choice: SamplerChoice, rows: Int64s, lane_rows: Int64s
@@ -184,7 +188,7 @@ class Draws:
             for start in range(0, len(quick), self._max_draws):  # many children of one prompt are more than the rows
                 some = quick[start : start + self._max_draws]
                 kernels.select((), (), _NO_ROWS, _NO_ROWS)  # the host chooses
-                wave = self._draw_fresh(kernels, *_some(draws, sources, some), at_once=True)
+                wave = self._begin_fresh(kernels, *_some(draws, sources, some), at_once=True)()
                 parts.append((some, wave()))
             slow = [index for index, is_served in enumerate(served) if not is_served]
         if slow:
@@ -221,9 +225,9 @@ class Draws:
     def _has_prompts(self) -> bool:
         return any(lane.has_prompts for lane in self._lanes)
 
-    def _draw_captured(
+    def _begin_captured(
         self, kernels: SamplerKernels, plan: Plan, choice: SamplerChoice, tracks: Sequence[DrawTrack]
-    ) -> Ticket:
+    ) -> Begun:
         draws = plan.draws
         keys = [[chunk.key for chunk in work.chunks] for work in plan.works]
         sources = [self._lanes[track.model].places_of(track.rows) for track in tracks]
@@ -241,18 +245,18 @@ class Draws:
             drawing_rows[track.model][[draw.rows[number].chunk for draw in draws]] = rows
         self._select(kernels, plan, choice, rows, tracks[0].rows)
         self.last = LastDraws(plan, rows)
-        steady = Steady(keys, drawing_rows, rows, slots, choice)
+        steady = Steady(keys, drawing_rows, rows, slots, choice, _following(draws))
         self.steady = None if self._has_prompts else steady
-        return self._replay(kernels, steady, draws)
+        return partial(self._replay, kernels, steady, draws)
 
-    def _draw_going_on(
+    def _begin_going_on(
         self,
         kernels: SamplerKernels,
         going_on: _GoingOn,
         plan: Plan,
         choice: SamplerChoice,
         tracks: Sequence[DrawTrack],
-    ) -> Ticket:
+    ) -> Begun:
         """Members in the first rows, who stay there, and other draws behind them."""
         onward, draws, lane = plan.onward, plan.draws, self._lanes[0]
         assert onward is not None, "somebody goes on"
@@ -273,14 +277,23 @@ class Draws:
         self._select(kernels, plan, choice, rows[count:], tracks[0].rows[count:])
         self._going_on = replace(going_on, changed=(), slots=None if draws else slots)
         self.last = LastDraws(plan, rows)
-        if is_captured:
-            self._run(kernels, size, choice)
-        else:
-            [source] = self._sources(tracks)
-            kernels.draw([self._logits_of(source)], *self._rows.columns(size), choice)
-        return partial(kernels.fetch(choice), rows, [*onward.members, *draws] if draws else onward.members)
+        own = [count + index for index in _following(draws)]
+        all_of_them: Sequence[Member | Draw] = [*onward.members, *draws] if draws else onward.members
+        following = [*onward.following, *own] if own else onward.following
+
+        def make() -> Ticket:
+            _tell_grammars(kernels, slots, following, all_of_them)
+            if is_captured:
+                self._run(kernels, size, choice)
+            else:
+                [source] = self._sources(tracks)
+                kernels.draw([self._logits_of(source)], *self._rows.columns(size), choice)
+            return partial(kernels.fetch(choice), rows, all_of_them)
+
+        return make
 
     def _replay(self, kernels: SamplerKernels, steady: Steady, draws: Sequence[Draw]) -> Ticket:
+        _tell_grammars(kernels, steady.slots, steady.following, draws)
         self._run(kernels, padded(len(draws)), steady.choice)
         return partial(kernels.fetch(steady.choice), steady.rows, draws)
 
@@ -299,7 +312,7 @@ class Draws:
             ]
         kernels.draw(logits, integers, floats, choice)
 
-    def _draw_fresh(
+    def _begin_fresh(
         self,
         kernels: SamplerKernels,
         draws: Sequence[Draw],
@@ -307,21 +320,38 @@ class Draws:
         *,
         last_rows: Int64s | None = None,
         at_once: bool = False,
-    ) -> Ticket:
+    ) -> Begun:
         """Into the first rows, whoever stood there; does not wait for them."""
         logits = [self._logits_of(source) for source in sources]
         choice, columns = kernels.choose({draw.demands.choice for draw in draws}), Columns.of(draws)
-        columns.integers[column.SLOT] = kernels.settle(draws)
+        slots = columns.integers[column.SLOT] = kernels.settle(draws)
         if last_rows is not None:
             columns.integers[column.LAST_ROW] = last_rows
-        kernels.draw(logits, upload(columns.integers, self.device), upload(columns.floats, self.device), choice)
-        return partial(kernels.fetch(choice, at_once=at_once), range(len(draws)), draws)
+        numbers = upload(columns.integers, self.device), upload(columns.floats, self.device)
+
+        def make() -> Ticket:
+            _tell_grammars(kernels, slots, _following(draws), draws)
+            kernels.draw(logits, *numbers, choice)
+            return partial(kernels.fetch(choice, at_once=at_once), range(len(draws)), draws)
+
+        return make
 
     def _logits_of(self, source: Source) -> Tensor:
         """Draw by draw."""
         rows = np.asarray(source.rows, np.int64)
         is_prefix = is_in_order(rows, len(rows))
         return source.logits[: len(rows)] if is_prefix else source.logits[upload(rows, self.device)]
+
+
+def _following(draws: Sequence[Draw]) -> list[int]:
+    return [index for index, draw in enumerate(draws) if draw.matcher is not None]
+
+
+def _tell_grammars(
+    kernels: SamplerKernels, slots: Int64s, following: Sequence[int], drawing: Sequence[Member | Draw]
+) -> None:
+    if following:
+        kernels.follow(slots[following], [drawing[index] for index in following])
 
 
 def _looks_at_guesses(draw: Draw) -> bool:

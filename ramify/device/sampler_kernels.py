@@ -45,6 +45,9 @@ class SamplerKernels(Protocol):
     def go_on(self, slots: Int64s) -> None:
         """The draws that settled there, one position on."""
 
+    def follow(self, slots: Int64s, drawing: Sequence[Asking]) -> None:
+        """From now on, draws that settled there may draw what their grammars allow after all that is known of them."""
+
     def select(self, selections: Sequence[Selection], draws: Sequence[Draw], rows: Int64s, lane_rows: Int64s) -> None:
         """From now on, draws whose choice says so choose the continuations of these beams, which draw in these rows."""
 

@@ -6,8 +6,9 @@
 
 Where the sampler's kernels serve all draws, tokens stay on the device: the next step reads them there, so it can be
 launched before the host knows them, and the result is fetched when it is asked for. A step is then graphs: forward
-(rows × shared or not; lane.py) for each model, and draw (rows × kind of sampler). While the same tracks just decode, a
-step's numbers follow from those of the step before.
+(rows × shared or not; lane.py) for each model, and draw (rows × kind of sampler). Between them the host may wait for
+the tokens of the step before, and tell what grammars allow after them. While the same tracks just decode, a step's
+numbers follow from those of the step before.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ import numpy as np
 import torch
 
 from ramify.config import LogprobsMode
-from ramify.device.draws import Draws, DrawTrack, Steady
+from ramify.device.draws import Begun, Draws, DrawTrack, Steady
 from ramify.device.graphs import Graphs
 from ramify.device.guard import on
 from ramify.device.lane import Lane, Moving, most_rows
 from ramify.device.layers import Layers
-from ramify.device.prompt_reports import report_prompts, rows_asked
+from ramify.device.prompt_reports import Told, report_prompts, rows_asked
 from ramify.device.reads import Int64s
 from ramify.device.sampler_kernels import SamplerKernels
 from ramify.engine.demands import SamplerChoice
@@ -115,10 +116,19 @@ class DeviceStep:
         self.reset()
         self.graphs.forget()
 
-    @torch.inference_mode()
     def launch(self, plan: Plan) -> Ticket:
+        return self.begin(plan)()
+
+    @torch.inference_mode()
+    def begin(self, plan: Plan) -> Callable[[], Ticket]:
+        """All but the draws, which are left to be made before the next plan comes."""
         with on(self.device):
-            ticket = self._launch(plan)
+            return partial(self._draw, self._begin(plan))
+
+    @torch.inference_mode()
+    def _draw(self, begun: Begun) -> Ticket:
+        with on(self.device):
+            ticket = begun()
         return partial(self._checked, ticket) if self._checks else ticket
 
     def _checked(self, ticket: Ticket) -> StepResult:
@@ -127,11 +137,11 @@ class DeviceStep:
             check()
         return result
 
-    def _launch(self, plan: Plan) -> Ticket:
+    def _begin(self, plan: Plan) -> Begun:
         for lane, work in zip(self.lanes, plan.works, strict=True):
             lane.layers.pool.move(work)
         if not any(work.chunks for work in plan.works) and plan.onward is None:
-            return partial(StepResult, [], [])
+            return _nothing_drawn
         draws = self._draws
         if draws.steady is not None and draws.steady.goes_on_as(plan):
             return self._go_on(draws.steady, plan)
@@ -145,13 +155,8 @@ class DeviceStep:
         told = report_prompts(
             self.lanes, plan.prompt_reports, batch_invariant=self._batch_invariant, kernels=self._kernels
         )
-        ticket = draws.draw(plan, tracks) if tracks else partial(StepResult, [], [])
-        if not told.reports:
-            return ticket
-        result = ticket()
-        result.prompts.extend(told.reports)
-        result.comparisons.update(told.comparisons)
-        return lambda: result
+        begun = draws.begin(plan, tracks) if tracks else _nothing_drawn
+        return partial(_drawn_and_told, begun, told) if told.reports else begun
 
     @torch.inference_mode()
     def capture_draws(self, count: int) -> None:
@@ -166,7 +171,7 @@ class DeviceStep:
             for lane in self.lanes:
                 lane.capture_logits(count)
 
-    def _go_on(self, steady: Steady, plan: Plan) -> Ticket:
+    def _go_on(self, steady: Steady, plan: Plan) -> Begun:
         moving = self._moving(plan)
         for lane, work, drawing_rows in zip(self.lanes, plan.works, steady.drawing_rows, strict=True):
             lane.go_on(work, drawing_rows, moving)
@@ -213,3 +218,14 @@ class DeviceStep:
             for row in asked.rows():
                 wanted[row.model].append(rows_asked(self.lanes, row, len(asked.targets)))
         return [np.unique(np.concatenate(rows)) if rows else np.empty(0, np.int64) for rows in wanted]
+
+
+def _nothing_drawn() -> Ticket:
+    return partial(StepResult, [], [])
+
+
+def _drawn_and_told(begun: Begun, told: Told) -> Ticket:
+    result = begun()()
+    result.prompts.extend(told.reports)
+    result.comparisons.update(told.comparisons)
+    return lambda: result

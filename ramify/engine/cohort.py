@@ -55,6 +55,7 @@ class Cohort:
         self._end_token_ids: frozenset[int] = frozenset()
         self._loud: set[str] = set()  # tracks whose tokens somebody looks at as they come
         self._apart: frozenset[int] = frozenset()
+        self._following: list[int] = []
         self._fresh: set[str] = set()  # who came since the last step, by track
         self._changed: set[int] = set()
         self._is_kept = False  # the last step has these very columns
@@ -144,6 +145,7 @@ class Cohort:
             track.num_computed += 1
         if not self._is_kept:
             self._apart = frozenset(self._index_of[key] for key in self._loud)
+            self._following = [index for index, member in enumerate(members) if member.matcher is not None]
         onward = Onward(
             members,
             sorted(self._changed),
@@ -153,6 +155,7 @@ class Cohort:
             blocks=block.copy(),
             tables=self._tables,
             sources=source.copy(),
+            following=self._following,
         )
         ending = np.flatnonzero(place == last_place).tolist()
         position += 1

@@ -68,6 +68,10 @@ class Device(Protocol):
 
     def launch(self, plan: Plan) -> Ticket: ...
 
+    def begin(self, plan: Plan) -> Callable[[], Ticket]:
+        """As launch, but the draws are left to be made later: before the next plan, by what is returned."""
+        ...
+
     def reset(self) -> None:
         """Forgets what earlier plans left, in whatever state a broken launch left it: all that comes is new."""
 
@@ -204,7 +208,8 @@ class EngineCore:
         """Decide, compute, record. Returns the outputs that are due.
 
         Where the device can, the step after is decided and launched before this one is recorded, so that the host works
-        while the device does. What that step computes for a sequence that turns out to have ended is dropped.
+        while the device does. What that step computes for a sequence that turns out to have ended is dropped. Where
+        grammars must know this step's tokens first, the device computes what that step draws from meanwhile.
 
         All or nothing: whatever breaks a step off, at whatever line, ends every request, and the engine is as new.
         """
@@ -218,7 +223,10 @@ class EngineCore:
                 if self.scheduler.has_any_to_go_on():
                     ahead = self.scheduler.schedule(may_preempt=False)
                     self._under_way = None if ahead.is_empty else self._launch(ahead)
-            outputs = self._recorder.record(now, now.ticket())
+            result = now.result()
+            if self._under_way is not None:
+                self._under_way.go_on_from(now, result)
+            outputs = self._recorder.record(now, result)
             in_use = sum(manager.num_in_use for manager in self.scheduler.managers)
             self.metrics = self.metrics.after(self.last_step, in_use)
             if now.schedule.is_empty and self.scheduler.waiting and not self.scheduler.running:
@@ -237,8 +245,12 @@ class EngineCore:
         return self.scheduler.speculation is None or self.scheduler.speculation.rests()
 
     def _launch(self, schedule: Schedule) -> Launched:
-        plan, drawing = self._plan(schedule)
-        return Launched(schedule, plan, drawing, self.device.launch(plan))
+        launched = Launched(schedule, *self._plan(schedule))
+        if launched.awaits_tokens:
+            launched.draw = self.device.begin(launched.plan)
+        else:
+            launched.ticket = self.device.launch(launched.plan)
+        return launched
 
     def _expect(self, launched: Launched) -> None:
         """Before the result is known: one more token for those that just go on, a pause for those that may change."""

@@ -125,10 +125,11 @@ class Demands:
 
     @cached_property
     def may_run_ahead_by_kernels(self) -> bool:
-        """The same where the device keeps what was drawn, and its kernels look back at that."""
-        # What a grammar allows next is told by the host, which must know the token.
-        is_told = self.looks_far_back or self.params.structured_outputs is not None
-        waits = self.steps_together or self.remembers or is_told
+        """The same where the device keeps what was drawn, and its kernels look back at that.
+
+        What a grammar allows is told by the host before the draw, while the device computes what is drawn from.
+        """
+        waits = self.steps_together or self.remembers or self.looks_far_back
         return self.may_run_ahead or (not waits and self.sampler != "full")
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ramify.engine.plan import Draw, Plan, StepResult, Ticket
@@ -10,14 +10,63 @@ from ramify.engine.schedule import Schedule
 from ramify.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Launched:
-    """A step under way: what it was scheduled for, what was asked of the device, and where its result will be."""
+    """A step under way: what it was scheduled for, what was asked of the device, and where its result will be.
+
+    Where draws follow grammars and the tokens before them are not known yet, the device computes what they are drawn
+    from, and they are drawn once these tokens are told.
+    """
 
     schedule: Schedule
     plan: Plan
     drawing: list[Sequence]  # of each of the plan's own draws, the sequence that it continues
-    ticket: Ticket
+    ticket: Ticket | None = None
+    draw: Callable[[], Ticket] | None = None  # what is left to do until there is a ticket
+
+    @property
+    def awaits_tokens(self) -> bool:
+        """Whether some grammar must know a token of the step before."""
+        onward = self.plan.onward
+        return bool(onward is not None and onward.following) or any(
+            draw.matcher is not None and sequence.num_pending
+            for draw, sequence in zip(self.plan.draws, self.drawing, strict=True)
+        )
+
+    def result(self) -> StepResult:
+        """Waits for it."""
+        assert self.ticket is not None, "its draws wait for the step before"
+        return self.ticket()
+
+    def go_on_from(self, before: Launched, result: StepResult) -> None:
+        """Grammars take the tokens of the step before, and the draws are made."""
+        if self.draw is None:
+            return
+        token_ids, onward = result.token_ids, self.plan.onward
+        if onward is not None:
+            sources = onward.sources.tolist()
+            for index in onward.following:
+                matcher, source = onward.members[index].matcher, sources[index]
+                if matcher is not None and source not in result.faults:
+                    matcher.take(token_ids[source])
+        pending = [
+            (draw.matcher, sequence)
+            for draw, sequence in zip(self.plan.draws, self.drawing, strict=True)
+            if draw.matcher is not None and sequence.num_pending
+        ]
+        if pending:
+            places = before.places()
+            for matcher, sequence in pending:
+                source = places[sequence.seq_id]
+                if source not in result.faults:
+                    matcher.take(token_ids[source])
+        self.ticket, self.draw = self.draw(), None
+
+    def places(self) -> dict[str, int]:
+        """By sequence, where the result has its token."""
+        going_on = self.schedule.going_on
+        members = [] if going_on is None else [child.sequence for child in going_on.children]
+        return {sequence.seq_id: place for place, sequence in enumerate([*members, *self.drawing])}
 
     @property
     def num_going_on(self) -> int:

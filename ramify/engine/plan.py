@@ -121,6 +121,12 @@ class Asking(Protocol):
     @property
     def demands(self) -> Demands: ...
 
+    @property
+    def output(self) -> Sequence[int]: ...
+
+    @property
+    def matcher(self) -> Matcher | None: ...
+
 
 class Member(NamedTuple):
     """Who just goes on, a sequence of one track: what of it stays the same from step to step."""
@@ -157,6 +163,7 @@ class Onward:
     blocks: Integers  # (M,) of these positions
     tables: Sequence[tuple[int, ...]]  # (M) the blocks of all positions up to these
     sources: Integers  # (M,) which draw of the plan before drew the token
+    following: Sequence[int] = ()  # members that follow a grammar
 
     def keys(self) -> list[str]:
         return [member.key for member in self.members]

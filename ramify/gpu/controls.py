@@ -22,7 +22,6 @@ from ramify.engine.plan import Draw
 from ramify.gpu.kernels import controls as kernels
 from ramify.gpu.kernels.controls import ControlTables
 from ramify.sampling.columns import NO_SLOT
-from ramify.structured.matcher import GrammarFaultError
 
 _PENALTIES_OF_NONE = (1.0, 0.0, 0.0)
 UNKNOWN = -1  # no position
@@ -56,9 +55,6 @@ class ControlSlots:
         if entering:
             self._write(entering)
         self._next_positions[slots[asking]] = [_next_position(draws[index]) for index in asking]
-        following = [index for index in asking if draws[index].matcher is not None]
-        if following:
-            self._write_masks(slots[following], [draws[index] for index in following])
         return slots
 
     def go_on(self, slots: Int64s) -> None:
@@ -85,30 +81,11 @@ class ControlSlots:
             self._put(tables.entry_ids, where, _stacked([each.ids for each in written], np.int32))
             self._put(tables.entry_amounts, where, _stacked([each.amounts for each in written], np.float32))
             self._put(tables.entry_ends, where, _stacked([each.ends for each in written], np.int32))
-        if any(each.allowed is not None for each in written):
+        if any(each.flags & kernels.ALLOWS_SOME.value for each in written):
             none = np.zeros(tables.allowed.shape[1], np.int32)
             self._put(tables.allowed, where, np.stack([_or(each.allowed, none) for each in written]))
         self._write_words(where, entering, written)
         self._write_seen(where, entering)
-
-    def _write_masks(self, slots: Int64s, draws: Sequence[Draw]) -> None:
-        """What grammars allow at this step, found while the device computes the logits.
-
-        A grammar that cannot be followed any further allows nothing, which ends its request with an error.
-        """
-        width = self.tables.allowed.shape[1]
-        masks = np.zeros((len(draws), width), np.uint32)
-        for row, draw in enumerate(draws):
-            assert draw.matcher is not None
-            try:
-                allowed = draw.matcher.allowed_after(draw.output)
-            except GrammarFaultError:
-                continue
-            if allowed is not None:
-                masks[row, : len(allowed)] = allowed[:width]
-            if draw.demands.params.allowed_token_ids:
-                masks[row] &= _bits(draw.demands.params.allowed_token_ids, self._vocab_size).view(np.uint32)
-        self._put(self.tables.allowed, upload(slots, self.tables.allowed.device), masks.view(np.int32))
 
     def _write_words(self, where: Tensor, entering: Sequence[tuple[int, Draw]], written: Sequence[_Slot]) -> None:
         """Slots without words forget those of who had them before."""

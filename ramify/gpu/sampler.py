@@ -26,6 +26,7 @@ from ramify.engine.demands import MOST_REPORTED, SamplerChoice, SamplerKind
 from ramify.engine.plan import Asking, Draw, Selection, StepResult, TokenReport
 from ramify.gpu.charges import Charges
 from ramify.gpu.controls import ControlSlots
+from ramify.gpu.grammar_masks import GrammarMasks
 from ramify.gpu.kernels.bending import bend
 from ramify.gpu.kernels.candidate_ranks import rank_candidates
 from ramify.gpu.kernels.codes import read_codes
@@ -75,6 +76,7 @@ class KernelSampler:
         num_tracks = 1 if mixer is None else 2
         self._controlled = [torch.empty(max_rows, vocab_size, device=device) for _ in range(num_tracks)]
         self._slots = ControlSlots(max_rows, vocab_size, device)
+        self._grammars = GrammarMasks(self._slots.tables.allowed)
         self._remembered = Remembered(max_rows, device)
         self._charges = Charges(max_rows, vocab_size, num_tracks, device)
         # Controlled logits are bent where they lie; of two models, they are still needed afterwards.
@@ -139,6 +141,9 @@ class KernelSampler:
 
     def go_on(self, slots: Int64s) -> None:
         self._slots.go_on(slots)
+
+    def follow(self, slots: Int64s, drawing: Sequence[Asking]) -> None:
+        self._grammars.write(slots, drawing)
 
     def select(self, selections: Sequence[Selection], draws: Sequence[Draw], rows: Int64s, lane_rows: Int64s) -> None:
         self._searches.write(selections, draws, rows, lane_rows)

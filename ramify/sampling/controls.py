@@ -22,7 +22,8 @@ from ramify.sampling.lookback import Ids, completes_repeated, longest_repeats
 from ramify.sampling.piece import Rows
 from ramify.sampling.settings import pairs_of_outputs, pairs_of_seen
 from ramify.sampling.user_processors import run_processors
-from ramify.structured.matcher import GrammarFaultError, flags_of
+from ramify.structured.mask_threads import Mask
+from ramify.structured.matcher import Asked, GrammarFaultError, flags_of, num_words, write_masks
 
 Control = Callable[[Tensor, Rows], Tensor]
 
@@ -57,23 +58,37 @@ def follow_grammars(logits: Tensor, rows: Rows) -> Tensor:
     if not following:
         return logits
     if not rows.grammatical:
-        for row in following:
-            _find_grammatical(row, rows, logits)
+        _find_grammatical(following, rows, logits)
     kept = logits.clone()
     for row, allowed in rows.grammatical.items():
         kept[row].masked_fill_(~allowed, -torch.inf)
     return kept
 
 
-def _find_grammatical(row: int, rows: Rows, logits: Tensor) -> None:
-    draw = rows.draws[row]
-    assert draw.matcher is not None
-    try:
-        mask = draw.matcher.allowed_after(draw.output, draw.presumed)
-    except GrammarFaultError as fault:
-        rows.faults[row] = str(fault)
-        return
-    if mask is not None:
+def _find_grammatical(following: Sequence[int], rows: Rows, logits: Tensor) -> None:
+    found: dict[int, Mask] = {}
+    asked = {
+        row: Asked(draw.matcher, draw.output)
+        for row in following
+        if (draw := rows.draws[row]).matcher is not None and not draw.presumed
+    }
+    if asked:
+        masks = np.zeros((len(asked), num_words(asked.values())), np.uint32)
+        faults = write_masks(list(asked.values()), masks)
+        rows.faults.update({row: faults[number] for number, row in enumerate(asked) if number in faults})
+        found = {row: masks[number] for number, row in enumerate(asked) if number not in faults}
+    for row in following:
+        draw = rows.draws[row]
+        if row in asked or draw.matcher is None:
+            continue
+        try:
+            mask = draw.matcher.allowed_after(draw.output, draw.presumed)
+        except GrammarFaultError as fault:
+            rows.faults[row] = str(fault)
+            continue
+        if mask is not None:
+            found[row] = mask
+    for row, mask in found.items():
         rows.grammatical[row] = torch.from_numpy(flags_of(mask, logits.shape[1])).to(logits.device)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from ramify.errors import InvalidInputError, UnsupportedError
 from ramify.process.bounded import BoundedProcess, FailedError, OutOfMemoryError, OutOfTimeError
 from ramify.structured.faults import TOO_LARGE, TOO_LONG, fault_of
 from ramify.structured.lark import lark_of
-from ramify.structured.matcher import Matcher
+from ramify.structured.mask_threads import MaskThreads
+from ramify.structured.matcher import Beginning, Matcher, bits_of
+from ramify.structured.roots import Roots
 from ramify.structured_outputs import Structure
 from ramify.text.codec import TextCodec
 from ramify.text.token_text import spelled_bytes
@@ -22,7 +24,8 @@ from ramify.text.tokenizer import Tokenizer
 SECONDS = 1  # of the processor's time to build a grammar
 MEMORY_BYTES = 2 * 2**30
 BYTES_PER_SECOND = 2**18
-MOST_KEPT = 32  # built grammars; some 40 MB each at the very most
+MOST_KEPT = 32  # grammars; each of their roots takes some 40 MB at the very most
+MOST_MORE_ROOTS = 96  # beyond one for each grammar
 
 
 class Grammars:
@@ -34,7 +37,8 @@ class Grammars:
 
     def __init__(self, codec: TextCodec) -> None:
         self._tokenizer = codec.tokenizer
-        self._built: OrderedDict[Structure, Any] = OrderedDict()  # matchers at their beginning
+        self._built: OrderedDict[Structure, Roots] = OrderedDict()
+        self._threads = MaskThreads()
         self._lock = threading.Lock()
 
     def check(self, structure: Structure) -> None:
@@ -47,14 +51,25 @@ class Grammars:
             raise UnsupportedError(
                 "structured_outputs need a token that ends an output, and this model names none: give stop_token_ids"
             )
-        matcher = Matcher(self._beginning(structure).deep_copy(), len(self._tokens) - 1, ends)
-        if begun and not matcher.accepts(begun):
+        deal, num_tokens = self._beginning(structure).deal, len(self._tokens) - 1
+        mask = bits_of(ends, num_tokens + 1)
+        matcher = Matcher(Beginning(deal, num_tokens, frozenset(ends), mask, self._threads, tuple(begun)))
+        if matcher.state.is_error():
             raise InvalidInputError("structured_outputs do not allow what stands before the output")
+        self._bound_roots()
         return matcher
+
+    def _bound_roots(self) -> None:
+        with self._lock:
+            num_more = sum(map(len, self._built.values())) - len(self._built)
+            for roots in self._built.values():  # the longest unused first
+                if num_more <= MOST_MORE_ROOTS:
+                    break
+                num_more -= roots.shrink()
 
     # -- building --------------------------------------------------------------------------------------------
 
-    def _beginning(self, structure: Structure) -> Any:
+    def _beginning(self, structure: Structure) -> Roots:
         with self._lock:
             found = self._built.get(structure)
             if found is not None:
@@ -67,7 +82,7 @@ class Grammars:
             raise InvalidInputError(f"{where} cannot be followed: {fault_of(structure, said, self._tried)}")
         from ramify.structured.grammar_child import build
 
-        built = build(self._vocabulary, lark_of(structure))
+        built = Roots(partial(build, self._vocabulary, lark_of(structure)), self._threads.count)
         with self._lock:
             self._built[structure] = built
             while len(self._built) > MOST_KEPT:

@@ -2,84 +2,156 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Mask = NDArray[np.uint32]  # (words,): a bit for every token, that of token 0 the lowest of the first word
-WORD = 32
+from ramify.structured.mask_threads import WORD, Mask, MaskThreads
 
 
 class GrammarFaultError(Exception):
     """An output cannot go on: the grammar took more than a step may."""
 
 
+class Beginning(NamedTuple):
+    """What outputs of one grammar and one set of ends have in common."""
+
+    deal: Callable[[], Any]  # a root of the grammar: llguidance's matcher, which is copied
+    num_tokens: int  # to llguidance there is one more, the last, which is the end of a text
+    end_token_ids: frozenset[int]  # may be drawn wherever the text may end
+    ends: Mask  # the same
+    threads: MaskThreads
+    begun: tuple[int, ...] = ()  # what stands before the output
+
+
 class Matcher:
-    """Follows the tokens of one output. Forks go on by themselves; what they share is never changed.
+    """Follows the tokens of one output. Forks go on by themselves; what they share is never changed."""
 
-    The ends are tokens that may be drawn wherever the grammar may end.
-    """
+    __slots__ = ("_beginning", "_num_taken", "_untold", "is_over", "root", "state")
 
-    __slots__ = ("_allowed", "_ends", "_num_taken", "_num_tokens", "_state")
-
-    def __init__(self, state: Any, num_tokens: int, ends: Sequence[int]) -> None:
-        """state: llguidance's, to which there is one token more, the last, which is the end."""
-        self._state = state
-        self._num_tokens = num_tokens
-        self._ends = bits_of(ends, num_tokens + 1)
+    def __init__(self, beginning: Beginning) -> None:
+        self._beginning = beginning
+        self.root = beginning.deal()
+        self.state = self.root.deep_copy()
+        if beginning.begun:
+            self.state.consume_tokens(list(beginning.begun))
         self._num_taken = 0
-        self._allowed: Mask | None = None
+        self._untold: list[int] = []  # taken, and the state does not know yet
+        self.is_over = False  # an end was taken: nothing follows
 
     def fork(self) -> Matcher:
+        """Before the first token it begins by itself: samples of one prompt stand at different roots."""
+        if not self._num_taken and not self.state.is_error():
+            return Matcher(self._beginning)
         copy = object.__new__(Matcher)
-        copy._state = self._state.deep_copy()
-        copy._num_tokens = self._num_tokens
-        copy._ends = self._ends
-        copy._num_taken = self._num_taken
-        copy._allowed = self._allowed
+        copy._beginning, copy.root, copy.state = self._beginning, self.root, self.state.deep_copy()
+        copy._num_taken, copy._untold, copy.is_over = self._num_taken, list(self._untold), self.is_over
         return copy
 
-    def accepts(self, token_ids: Sequence[int]) -> bool:
-        """Whether these may come next, one after the other; takes them if so, as what stands before the output."""
-        if self._state.try_consume_tokens(list(token_ids)) < len(token_ids):
-            return False
-        self._allowed = None
-        return True
+    def take(self, token_id: int) -> None:
+        """The token after those that it knows, which its output is about to get."""
+        self._num_taken += 1
+        if token_id in self._beginning.end_token_ids:
+            self.is_over = True
+        else:
+            self._untold.append(token_id)
 
     def allowed_after(self, output: Sequence[int], num_presumed: int = 0) -> Mask | None:
-        """What may follow an output, whose last tokens may be only presumed; nobody may change the mask.
+        """What may follow an output, whose last tokens may be only presumed.
 
         None if the grammar does not go that way: then what was presumed will not be drawn.
         """
-        num_known = len(output) - num_presumed
-        if num_known > self._num_taken:
-            self._state.consume_tokens(list(output[self._num_taken : num_known]))
-            self._num_taken, self._allowed = num_known, None
+        self._catch_up(output, len(output) - num_presumed)
         if not num_presumed:
-            if self._allowed is None:
-                self._allowed = self._mask()
-            return self._allowed
-        taken = self._state.try_consume_tokens(list(output[num_known:]))
+            return self._mask()
+        self._tell()
+        presumed = list(output[len(output) - num_presumed :])
+        taken = self.state.try_consume_tokens(presumed)
         try:
             return self._mask() if taken == num_presumed else None
         finally:
-            self._state.rollback(taken)
+            self.state.rollback(taken)
+
+    def _catch_up(self, output: Sequence[int], end: int) -> None:
+        for token_id in output[self._num_taken : end]:
+            self.take(token_id)
+
+    def _tell(self) -> None:
+        if self._untold:
+            self.state.consume_tokens(self._untold)
+            self._untold = []
 
     def _mask(self) -> Mask:
-        mask = np.empty_like(self._ends)
-        self._state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        self._check()
-        mask[self._num_tokens // WORD] &= ~np.uint32(1 << (self._num_tokens % WORD))
-        if self._state.is_accepting():
-            mask |= self._ends
-        return mask
+        mask = np.empty((1, len(self._beginning.ends)), np.uint32)
+        faults = _find([self], [0], mask)
+        if faults:
+            raise GrammarFaultError(faults[0])
+        return mask[0]
 
-    def _check(self) -> None:
-        if self._state.is_error():
-            said = str(self._state.get_error()).replace("<non-verbose/>", "").split("\n", 1)[0]
-            raise GrammarFaultError(f"the grammar of structured_outputs cannot be followed any further: {said[:200]}")
+
+class Asked(NamedTuple):
+    """A row of a step, and what it has so far; or less, if its matcher was told of more."""
+
+    matcher: Matcher
+    output: Sequence[int]
+
+
+def num_words(asked: Iterable[Asked]) -> int:
+    """Of each one's mask."""
+    return max(len(each.matcher._beginning.ends) for each in asked)
+
+
+def write_masks(asked: Sequence[Asked], into: Mask) -> dict[int, str]:
+    """into (R, words): what may follow each of the asked, row by row. Returns what is wrong with which.
+
+    A grammar that cannot be followed any further allows nothing.
+    """
+    first: dict[int, int] = {}  # row of each matcher: siblings that share all they have share it too
+    for row, (matcher, output) in enumerate(asked):
+        matcher._catch_up(output, len(output))
+        first.setdefault(id(matcher), row)
+    rows = sorted(first.values(), key=lambda row: id(asked[row].matcher.root))
+    faults = _find([asked[row].matcher for row in rows], rows, into)
+    for row, (matcher, _) in enumerate(asked):
+        source = first[id(matcher)]
+        if source != row:
+            into[row] = into[source]
+            if source in faults:
+                faults[row] = faults[source]
+    return faults
+
+
+def _find(matchers: Sequence[Matcher], rows: Sequence[int], into: Mask) -> dict[int, str]:
+    """The masks of different matchers that know their outputs; those of one root side by side."""
+    beginning, faults = matchers[0]._beginning, {}
+    threads, num_tokens = beginning.threads, beginning.num_tokens
+    going = [(matcher, row) for matcher, row in zip(matchers, rows, strict=True) if not matcher.is_over]
+    told_one = [matcher for matcher, _ in going if len(matcher._untold) == 1]
+    threads.take([matcher.state for matcher in told_one], [matcher._untold.pop() for matcher in told_one])
+    for matcher, _ in going:
+        matcher._tell()
+    threads.find([matcher.state for matcher, _ in going], [row for _, row in going], into)
+    word, bit = num_tokens // WORD, np.uint32(1 << (num_tokens % WORD))
+    may_end = (into[:, word] & bit != 0).tolist()
+    into[:, word] &= ~bit
+    for matcher, row in going:
+        if may_end[row]:
+            if matcher.state.is_error():  # llguidance allows the end then
+                faults[row] = _said(matcher.state)
+                into[row] = 0
+            else:
+                into[row] |= matcher._beginning.ends
+    for matcher, row in zip(matchers, rows, strict=True):
+        if matcher.is_over:
+            into[row] = matcher._beginning.ends  # nobody draws there, and nothing is wrong with it
+    return faults
+
+
+def _said(state: Any) -> str:
+    said = str(state.get_error()).replace("<non-verbose/>", "").split("\n", 1)[0]
+    return f"the grammar of structured_outputs cannot be followed any further: {said[:200]}"
 
 
 def bits_of(token_ids: Sequence[int], vocab_size: int) -> Mask:

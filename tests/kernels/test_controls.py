@@ -27,8 +27,9 @@ from ramify.sampling import columns as column
 from ramify.sampling.columns import Columns
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.pipeline import Sampler, Source
-from ramify.structured.matcher import GrammarFaultError, Mask
-from tests.masks import Sevenths
+from ramify.structured.mask_threads import Mask
+from ramify.structured.matcher import bits_of
+from tests.masks import Sevenths, matcher_from
 
 VOCAB = 2300  # two chunks, the last one short
 STEPS = 6 if torch.cuda.is_available() else 2  # the interpreter takes its time
@@ -85,7 +86,10 @@ def rows(count: int, generator: torch.Generator) -> Tensor:
 
 def by_kernels(sampler: KernelSampler, logits: list[Tensor], draws: list[Draw], device: torch.device) -> StepResult:
     choice, columns = sampler.choose({draw.demands.choice for draw in draws}), Columns.of(draws)
-    columns.integers[column.SLOT] = sampler.settle(draws)
+    slots = columns.integers[column.SLOT] = sampler.settle(draws)
+    following = [index for index, draw in enumerate(draws) if draw.matcher is not None]
+    if following:
+        sampler.follow(slots[following], [draws[index] for index in following])
     sampler.draw(
         [part.to(device) for part in logits],
         upload(columns.integers, device),
@@ -157,8 +161,14 @@ def test_grammars_mask_what_they_do_not_allow(tracks: int, device: torch.device)
     """Beside rows without one; a grammar that cannot be followed any further leaves nothing."""
 
     class Broken(Sevenths):
-        def allowed_after(self, output: Sequence[int], num_presumed: int = 0) -> Mask:  # noqa: ARG002
-            raise GrammarFaultError("too much")
+        def deep_copy(self) -> Broken:
+            return self
+
+        def is_error(self) -> bool:
+            return True
+
+        def mask(self) -> Mask:
+            return bits_of([VOCAB], VOCAB + 1)  # the end, as llguidance says of what is in error
 
     grammar: dict[str, Any] = {"structured_outputs": {"regex": "any"}}
     params = [
@@ -173,8 +183,9 @@ def test_grammars_mask_what_they_do_not_allow(tracks: int, device: torch.device)
         Demands(each, number=number, seed=number, prompts=prompts, eos_token_ids=ENDS, longest_output=50)
         for number, each in enumerate(params)
     ]
-    rules: list[Any] = [Sevenths(VOCAB, sorted(ENDS), length=1 if number == 0 else 9) for number in range(5)]
-    rules[1], rules[4] = None, Broken(VOCAB, sorted(ENDS))
+    states = [Sevenths(VOCAB, sorted(ENDS), length=1 if number == 0 else 9) for number in range(4)]
+    states.append(Broken(VOCAB, sorted(ENDS)))
+    rules: list[Any] = [None if number == 1 else matcher_from(state) for number, state in enumerate(states)]
     mixer = None if tracks == 1 else Mixer(MixtureConfig())
     sampler, truth = KernelSampler(8, VOCAB, device, "raw", mixer), Sampler("raw", mixer)
     generator = torch.Generator().manual_seed(6)

@@ -220,7 +220,7 @@ def test_a_grammar_that_gets_too_large_ends_its_request_alone() -> None:
 
     def poisoned(structure: Structure, ends: Sequence[int], begun: Sequence[int]) -> Any:
         matcher = begin(structure, ends, begun)
-        matcher._state.consume_token(VOCAB - 1)  # no text of it: from here on llguidance reports an error
+        matcher.state.consume_token(VOCAB - 1)  # no text of it: from here on llguidance reports an error
         return matcher
 
     core.begin_matcher = poisoned
