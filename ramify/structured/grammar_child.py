@@ -36,8 +36,9 @@ class Vocabulary:
     def __call__(self, _text: str) -> list[int]:
         raise AssertionError("no text is tokenized for a grammar")
 
-    def tokenizer(self) -> Any:
-        return llguidance.LLTokenizer(self, n_vocab=len(self.tokens), eos_token=self.eos_token_id)
+    def tokenizer(self, slices: list[str] | None = None) -> Any:
+        """slices: patterns whose tokens are walked through apart, or not at all where all of them may come."""
+        return llguidance.LLTokenizer(self, n_vocab=len(self.tokens), eos_token=self.eos_token_id, slices=slices)
 
 
 def build(tokenizer: Any, lark: str) -> Any:

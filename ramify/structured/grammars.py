@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from ramify.errors import InvalidInputError, UnsupportedError
 from ramify.process.bounded import BoundedProcess, FailedError, OutOfMemoryError, OutOfTimeError
 from ramify.structured.faults import TOO_LARGE, TOO_LONG, fault_of
 from ramify.structured.lark import lark_of
+from ramify.structured.limited_strings import LimitedStrings
 from ramify.structured.mask_threads import MaskThreads
 from ramify.structured.matcher import Beginning, Matcher, bits_of
+from ramify.structured.plain_tokens import NEUTRAL, PlainTokens
 from ramify.structured.roots import Roots
+from ramify.structured.string_limits import limits_of
 from ramify.structured_outputs import Structure
 from ramify.text.codec import TextCodec
 from ramify.text.token_text import spelled_bytes
@@ -28,6 +32,19 @@ MOST_KEPT = 32  # grammars; each of their roots takes some 40 MB at the very mos
 MOST_MORE_ROOTS = 96  # beyond one for each grammar
 
 
+@dataclass(slots=True)
+class _Grammar:
+    roots: Roots
+    strings_roots: Roots | None = None  # over the second vocabulary, of `PlainTokens`
+    strings: Callable[[], LimitedStrings] | None = None
+
+    def __len__(self) -> int:
+        return len(self.roots) + (0 if self.strings_roots is None else len(self.strings_roots) - 1)
+
+    def shrink(self) -> int:
+        return self.roots.shrink() + (0 if self.strings_roots is None else self.strings_roots.shrink())
+
+
 class Grammars:
     """Builds each grammar once, and keeps the latest. Safe to call from several threads.
 
@@ -37,13 +54,13 @@ class Grammars:
 
     def __init__(self, codec: TextCodec) -> None:
         self._tokenizer = codec.tokenizer
-        self._built: OrderedDict[Structure, Roots] = OrderedDict()
+        self._built: OrderedDict[Structure, _Grammar] = OrderedDict()
         self._threads = MaskThreads()
         self._lock = threading.Lock()
 
     def check(self, structure: Structure) -> None:
         """Raises InvalidInputError if outputs cannot have this structure."""
-        self._beginning(structure)
+        self._grammar(structure)
 
     def begin(self, structure: Structure, ends: Sequence[int], begun: Sequence[int] = ()) -> Matcher:
         """A matcher for an output that may end with these tokens; `begun` is what stands there already."""
@@ -51,9 +68,13 @@ class Grammars:
             raise UnsupportedError(
                 "structured_outputs need a token that ends an output, and this model names none: give stop_token_ids"
             )
-        deal, num_tokens = self._beginning(structure).deal, len(self._tokens) - 1
+        grammar, num_tokens = self._grammar(structure), len(self._tokens) - 1
         mask = bits_of(ends, num_tokens + 1)
-        matcher = Matcher(Beginning(deal, num_tokens, frozenset(ends), mask, self._threads, tuple(begun)))
+        matcher = Matcher(
+            Beginning(
+                grammar.roots.deal, num_tokens, frozenset(ends), mask, self._threads, tuple(begun), grammar.strings
+            )
+        )
         if matcher.state.is_error():
             raise InvalidInputError("structured_outputs do not allow what stands before the output")
         self._bound_roots()
@@ -62,14 +83,14 @@ class Grammars:
     def _bound_roots(self) -> None:
         with self._lock:
             num_more = sum(map(len, self._built.values())) - len(self._built)
-            for roots in self._built.values():  # the longest unused first
+            for grammar in self._built.values():  # the longest unused first
                 if num_more <= MOST_MORE_ROOTS:
                     break
-                num_more -= roots.shrink()
+                num_more -= grammar.shrink()
 
     # -- building --------------------------------------------------------------------------------------------
 
-    def _beginning(self, structure: Structure) -> Roots:
+    def _grammar(self, structure: Structure) -> _Grammar:
         with self._lock:
             found = self._built.get(structure)
             if found is not None:
@@ -82,7 +103,13 @@ class Grammars:
             raise InvalidInputError(f"{where} cannot be followed: {fault_of(structure, said, self._tried)}")
         from ramify.structured.grammar_child import build
 
-        built = Roots(partial(build, self._vocabulary, lark_of(structure)), self._threads.count)
+        lark, most = lark_of(structure), self._threads.count
+        built = _Grammar(Roots(partial(build, self._vocabulary, lark), most))
+        limits = limits_of(structure.source, NEUTRAL) if structure.kind == "json" else None
+        if limits is not None:
+            plain = self._plain
+            built.strings_roots = Roots(partial(build, plain.tokenizer, lark), most)
+            built.strings = partial(LimitedStrings, built.strings_roots.deal, limits, plain)
         with self._lock:
             self._built[structure] = built
             while len(self._built) > MOST_KEPT:
@@ -136,6 +163,10 @@ class Grammars:
         from ramify.structured.grammar_child import Vocabulary
 
         return Vocabulary(self._tokens, self._special).tokenizer()
+
+    @cached_property
+    def _plain(self) -> PlainTokens:
+        return PlainTokens(self._tokens, self._special)
 
     @cached_property
     def _process(self) -> BoundedProcess:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ramify.structured.limited_strings import LimitedStrings, Near, write_near
 from ramify.structured.mask_threads import WORD, Mask, MaskThreads
 
 
@@ -24,19 +25,22 @@ class Beginning(NamedTuple):
     ends: Mask  # the same
     threads: MaskThreads
     begun: tuple[int, ...] = ()  # what stands before the output
+    strings: Callable[[], LimitedStrings] | None = None  # where the grammar limits the lengths of free strings
 
 
 class Matcher:
     """Follows the tokens of one output. Forks go on by themselves; what they share is never changed."""
 
-    __slots__ = ("_beginning", "_num_taken", "_untold", "is_over", "root", "state")
+    __slots__ = ("_beginning", "_num_taken", "_strings", "_untold", "is_over", "root", "state")
 
     def __init__(self, beginning: Beginning) -> None:
         self._beginning = beginning
         self.root = beginning.deal()
         self.state = self.root.deep_copy()
+        self._strings = None if beginning.strings is None else beginning.strings()
         if beginning.begun:
             self.state.consume_tokens(list(beginning.begun))
+            self._note(beginning.begun)
         self._num_taken = 0
         self._untold: list[int] = []  # taken, and the state does not know yet
         self.is_over = False  # an end was taken: nothing follows
@@ -48,6 +52,7 @@ class Matcher:
         copy = object.__new__(Matcher)
         copy._beginning, copy.root, copy.state = self._beginning, self.root, self.state.deep_copy()
         copy._num_taken, copy._untold, copy.is_over = self._num_taken, list(self._untold), self.is_over
+        copy._strings = None if self._strings is None else self._strings.fork()
         return copy
 
     def take(self, token_id: int) -> None:
@@ -57,6 +62,12 @@ class Matcher:
             self.is_over = True
         else:
             self._untold.append(token_id)
+            self._note((token_id,))
+
+    def _note(self, token_ids: Iterable[int]) -> None:
+        if self._strings is not None:
+            for token_id in token_ids:
+                self._strings.take(token_id)
 
     def allowed_after(self, output: Sequence[int], num_presumed: int = 0) -> Mask | None:
         """What may follow an output, whose last tokens may be only presumed.
@@ -64,13 +75,17 @@ class Matcher:
         None if the grammar does not go that way: then what was presumed will not be drawn.
         """
         self._catch_up(output, len(output) - num_presumed)
+        mask = np.empty((1, len(self._beginning.ends)), np.uint32)
         if not num_presumed:
-            return self._mask()
+            return self._checked(mask, _find([self], [0], mask))
         self._tell()
         presumed = list(output[len(output) - num_presumed :])
         taken = self.state.try_consume_tokens(presumed)
         try:
-            return self._mask() if taken == num_presumed else None
+            if taken < num_presumed:
+                return None
+            self._beginning.threads.find([self.state], [0], mask)
+            return self._checked(mask, _end([self], [0], mask))
         finally:
             self.state.rollback(taken)
 
@@ -83,9 +98,7 @@ class Matcher:
             self.state.consume_tokens(self._untold)
             self._untold = []
 
-    def _mask(self) -> Mask:
-        mask = np.empty((1, len(self._beginning.ends)), np.uint32)
-        faults = _find([self], [0], mask)
+    def _checked(self, mask: Mask, faults: dict[int, str]) -> Mask:
         if faults:
             raise GrammarFaultError(faults[0])
         return mask[0]
@@ -125,27 +138,40 @@ def write_masks(asked: Sequence[Asked], into: Mask) -> dict[int, str]:
 
 def _find(matchers: Sequence[Matcher], rows: Sequence[int], into: Mask) -> dict[int, str]:
     """The masks of different matchers that know their outputs; those of one root side by side."""
-    beginning, faults = matchers[0]._beginning, {}
-    threads, num_tokens = beginning.threads, beginning.num_tokens
-    going = [(matcher, row) for matcher, row in zip(matchers, rows, strict=True) if not matcher.is_over]
-    told_one = [matcher for matcher, _ in going if len(matcher._untold) == 1]
+    threads = matchers[0]._beginning.threads
+    told_one = [matcher for matcher in matchers if len(matcher._untold) == 1]
     threads.take([matcher.state for matcher in told_one], [matcher._untold.pop() for matcher in told_one])
-    for matcher, _ in going:
+    near: list[Near] = []
+    others: list[tuple[Any, int]] = []
+    for matcher, row in zip(matchers, rows, strict=True):
         matcher._tell()
-    threads.find([matcher.state for matcher, _ in going], [row for _, row in going], into)
+        if matcher.is_over:
+            into[row] = matcher._beginning.ends  # nobody draws there, and nothing is wrong with it
+        elif matcher._strings is not None and matcher._strings.are_near:
+            near.append(Near(matcher._strings, matcher.state, row))
+        else:
+            others.append((matcher.state, row))
+    others += [(state, row) for _, state, row in write_near(near, threads, into)]
+    threads.find([state for state, _ in others], [row for _, row in others], into)
+    going = [(matcher, row) for matcher, row in zip(matchers, rows, strict=True) if not matcher.is_over]
+    return _end([matcher for matcher, _ in going], [row for _, row in going], into)
+
+
+def _end(matchers: Sequence[Matcher], rows: Sequence[int], into: Mask) -> dict[int, str]:
+    """The end, as llguidance sees it, becomes the ends of each matcher's own; what is wrong with which row."""
+    if not matchers:
+        return {}
+    num_tokens, faults = matchers[0]._beginning.num_tokens, {}
     word, bit = num_tokens // WORD, np.uint32(1 << (num_tokens % WORD))
     may_end = (into[:, word] & bit != 0).tolist()
     into[:, word] &= ~bit
-    for matcher, row in going:
+    for matcher, row in zip(matchers, rows, strict=True):
         if may_end[row]:
             if matcher.state.is_error():  # llguidance allows the end then
                 faults[row] = _said(matcher.state)
                 into[row] = 0
             else:
                 into[row] |= matcher._beginning.ends
-    for matcher, row in zip(matchers, rows, strict=True):
-        if matcher.is_over:
-            into[row] = matcher._beginning.ends  # nobody draws there, and nothing is wrong with it
     return faults
 
 
