@@ -197,6 +197,34 @@ _PERSON = {
     "additionalProperties": False,
 }
 _GRAMMAR = {"temperature": 0.8, "structured_outputs": {"json": {"type": "array", "items": _PERSON, "minItems": 500}}}
+# Short strings end soon; nested objects, enumerations and numbers with bounds.
+_ORDER = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer", "minimum": 0, "maximum": 999_999},
+        "state": {"enum": ["open", "paid", "sent", "returned"]},
+        "buyer": {
+            "type": "object",
+            "properties": {"name": {"type": "string", "maxLength": 20}, "city": {"type": ["string", "null"], "maxLength": 12}},
+            "required": ["name", "city"],
+            "additionalProperties": False,
+        },
+        "lines": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 3,
+            "items": {
+                "type": "object",
+                "properties": {"item": {"type": "string", "maxLength": 16}, "price": {"type": "number", "maximum": 100}},
+                "required": ["item", "price"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    "required": ["id", "state", "buyer", "lines"],
+    "additionalProperties": False,
+}
+_ORDERS = {"temperature": 0.8, "structured_outputs": {"json": {"type": "array", "items": _ORDER, "minItems": 500}}}
 _RULES = {"temperature": 0.8, "top_n_sigma": 2.0, "epsilon_cutoff": 3e-4, "xtc_probability": 0.5}
 _TYPICAL = {"temperature": 0.8, "typical_p": 0.95}
 _DIVERSE = {"strategy": "diverse", "diversity_penalty": 0.5}
@@ -227,6 +255,7 @@ WORKLOADS = {
         _llama("bias256", "llama1B", _CHATS, _BIAS, vllm=29_000, twin="chats256"),
         _llama("text256", "text1B", _CHATS, {"temperature": 0.8}),
         _llama("grammar256", "text1B", _CHATS, _GRAMMAR, twin="text256", share=0.85),
+        _llama("orders256", "text1B", _CHATS, _ORDERS, twin="text256", share=0.85),
         _llama("rules256", "llama1B", _CHATS, _RULES, twin="chats256"),
         _llama("typical256", "llama1B", _CHATS, _TYPICAL, twin="chats256", share=0.8),
         _llama("plain512", "llama1B", (512, (128, 128), 1, (128, 128)), {}),

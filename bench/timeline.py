@@ -3,8 +3,10 @@
     python bench/timeline.py mixed256 logprobs256 [--kernels 0.1 0.5 0.9] [--rehearse]
 
 Steps are told apart by whether they hold prompts and by how many tokens they draw. For each kind: how many there are,
-what the device worked, what it waited before them, and how many rows were padding. `--kernels` profiles ten steps each,
-at these shares of the way through the workload, and names the kernels that take most.
+what the device worked, what it waited before them and, where masks of grammars come between, before their draws; what
+the host took to begin them and to make their draws (masks among that), and waited for their results; and how many rows
+were padding. `--kernels` profiles ten steps each, at these shares of the way through the workload, and names the
+kernels that take most.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,7 @@ from gpu_workloads import WORKLOADS  # type: ignore[import-not-found]
 from step import part_of  # type: ignore[import-not-found]
 
 from ramify.device.graphs import padded
-from ramify.engine.plan import Plan, Ticket
+from ramify.engine.plan import Plan, StepResult, Ticket
 
 STEPS_AT_ONCE = 10  # that are profiled
 ROWS_OF_A_KIND = 64
@@ -40,9 +43,12 @@ class Step:
     num_draws: int
     num_prompt_rows: int
     begin: Any
-    end: Any
-    launching: float  # seconds that the host took to launch it
-    at: float  # when that began
+    computed: Any  # all but the draws
+    draw: Any = None
+    end: Any = None
+    beginning: float = 0.0  # seconds of the host, here and below
+    drawing: float = 0.0
+    waiting: float = 0.0
 
     @property
     def kind(self) -> str:
@@ -51,16 +57,16 @@ class Step:
 
 
 class Watch:
-    """Stands before a device's `launch`, and notes when each step begins and ends there."""
+    """Stands before a device's `begin`, and notes when each step begins and ends there."""
 
-    def __init__(self, launch: Callable[[Plan], Ticket], on_gpu: bool) -> None:
-        self._launch, self._on_gpu = launch, on_gpu
+    def __init__(self, begin: Callable[[Plan], Callable[[], Ticket]], on_gpu: bool) -> None:
+        self._begin, self._on_gpu = begin, on_gpu
         self.steps: list[Step] = []
         self.profiled: dict[int, str] = {}  # from which step on, and what it is called
         self._profile: Any = None
         self._profiled_from = 0
 
-    def __call__(self, plan: Plan) -> Ticket:
+    def __call__(self, plan: Plan) -> Callable[[], Ticket]:
         number = len(self.steps)
         if self._profile is not None and number - self._profiled_from == STEPS_AT_ONCE:
             self._tell()
@@ -73,10 +79,23 @@ class Watch:
         lengths = [len(chunk.token_ids) for work in plan.works for chunk in work.chunks]
         num_prompt_rows = sum(length for length in lengths if length > 1)
         begin, at = self._event(), time.perf_counter()
-        ticket = self._launch(plan)
-        launching = time.perf_counter() - at
-        self.steps.append(Step(num_members + len(plan.draws), num_prompt_rows, begin, self._event(), launching, at))
-        return ticket
+        begun = self._begin(plan)
+        step = Step(num_members + len(plan.draws), num_prompt_rows, begin, self._event())
+        step.beginning = time.perf_counter() - at
+        self.steps.append(step)
+        return partial(self._draw, step, begun)
+
+    def _draw(self, step: Step, begun: Callable[[], Ticket]) -> Ticket:
+        at, step.draw = time.perf_counter(), self._event()
+        ticket = begun()
+        step.end, step.drawing = self._event(), time.perf_counter() - at
+        return partial(self._wait, step, ticket)
+
+    def _wait(self, step: Step, ticket: Ticket) -> StepResult:
+        at = time.perf_counter()
+        result = ticket()
+        step.waiting += time.perf_counter() - at
+        return result
 
     def _event(self) -> Any:
         if not self._on_gpu:
@@ -108,23 +127,19 @@ class Watch:
 def tell(name: str, watch: Watch, seconds: float, tokens: int) -> None:
     steps = watch.steps
     print(f"{name}: {tokens / seconds:,.0f} tokens a second, {seconds:.3f} s, {len(steps)} steps")
-    worked: defaultdict[str, list[tuple[float, float, float, int, int]]] = defaultdict(list)
+    worked: defaultdict[str, list[tuple[float, ...]]] = defaultdict(list)
     for before, step in zip([None, *steps[:-1]], steps, strict=True):
-        waited = 0.0 if before is None else max(0.0, watch.between(before.end, step.begin))
+        idle = 0.0 if before is None else max(0.0, watch.between(before.end, step.begin))
+        device = watch.between(step.begin, step.computed) + watch.between(step.draw, step.end)
+        masks = max(0.0, watch.between(step.computed, step.draw))
+        host = (1e3 * step.beginning, 1e3 * step.drawing, 1e3 * step.waiting)
         padding = padded(step.num_draws) - step.num_draws if step.num_draws else 0
-        entry = (watch.between(step.begin, step.end), waited, 1e3 * step.launching, padding, step.num_prompt_rows)
-        worked[step.kind].append(entry)
-    print(
-        f"  {'kind':<26}{'steps':>6}{'device ms':>11}{'waits ms':>10}{'a step':>8}"
-        f"{'launch':>8}{'padding':>9}{'rows':>8}"
-    )
+        worked[step.kind].append((device, idle, masks, *host, padding, step.num_prompt_rows))
+    titles = ("device ms", "waits", "for masks", "host begins", "draws", "waits", "padding", "rows")
+    print(f"  {'kind':<26}{'steps':>6}" + "".join(f"{title:>12}" for title in titles) + "   (means of a step)")
     for kind, entries in sorted(worked.items()):
-        device, waited, launching, padding, rows = (sum(column) for column in zip(*entries, strict=True))
-        count = len(entries)
-        print(
-            f"  {kind:<26}{count:6d}{device:11.1f}{waited:10.1f}{(device + waited) / count:8.3f}"
-            f"{launching / count:8.3f}{padding / count:9.1f}{rows / count:8.0f}"
-        )
+        means = [sum(column) / len(entries) for column in zip(*entries, strict=True)]
+        print(f"  {kind:<26}{len(entries):6d}" + "".join(f"{mean:12.3f}" for mean in means))
 
 
 def main() -> None:
@@ -144,10 +159,10 @@ def main() -> None:
             llm = models[workload.model]
             run(llm, workload)  # graphs are captured, kernels compiled
             device = llm.core.device
-            original = device.launch
+            original = device.begin
             num_steps = 0
             for is_profiled in (False, True) if options.kernels else (False,):
-                device.launch = watch = Watch(original, on_gpu)
+                device.begin = watch = Watch(original, on_gpu)
                 if is_profiled:
                     watch.profiled = {int(share * num_steps): name for share in options.kernels}
                 seconds, outputs = run(llm, workload)
@@ -157,7 +172,7 @@ def main() -> None:
                 if not is_profiled:
                     tokens = sum(len(each.token_ids) for output in outputs for each in output.outputs)
                     tell(name, watch, seconds, tokens)
-            device.launch = original
+            device.begin = original
 
 
 if __name__ == "__main__":

@@ -52,10 +52,10 @@ class Grammars:
     Nothing of it is started, and llguidance not imported, before somebody asks for a grammar.
     """
 
-    def __init__(self, codec: TextCodec) -> None:
+    def __init__(self, codec: TextCodec, threads: MaskThreads | None = None) -> None:
         self._tokenizer = codec.tokenizer
         self._built: OrderedDict[Structure, _Grammar] = OrderedDict()
-        self._threads = MaskThreads()
+        self._threads = MaskThreads() if threads is None else threads
         self._lock = threading.Lock()
 
     def check(self, structure: Structure) -> None:
