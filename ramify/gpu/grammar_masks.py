@@ -1,5 +1,5 @@
-"""Masks of grammars on their way to the GPU: found by several threads in pinned memory, while the device computes what
-is drawn from."""
+"""Masks of grammars on their way to the GPU: found by several threads in pinned memory, and sent on a stream of their
+own, both while the device computes what is drawn from."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ramify.device.guard import through
 from ramify.device.reads import Int64s
 from ramify.device.rows import upload
-from ramify.device.staging import Staging
 from ramify.engine.plan import Asking
 from ramify.structured.mask_threads import WORD
 from ramify.structured.matcher import Asked, bits_of, num_words, write_masks
@@ -21,8 +21,7 @@ class GrammarMasks:
     def __init__(self, allowed: Tensor) -> None:
         """allowed (slots, words) int32, on the device: a bit for each token; zeros where no mask reaches."""
         self._allowed = allowed
-        self._staging: Staging | None = None  # two steps' masks; nobody has asked for any yet
-        self._width = 0  # words of a mask: as many as the tokenizer has tokens for
+        self._passages: list[_Passage] = []  # two, in turns; nobody has asked for any yet
 
     def write(self, slots: Int64s, drawing: Sequence[Asking]) -> None:
         """What may follow each of these outputs, to its slot.
@@ -30,20 +29,56 @@ class GrammarMasks:
         A grammar that cannot be followed any further allows nothing, which ends its request with an error.
         """
         asked = [Asked(each.matcher, each.output) for each in drawing if each.matcher is not None]
-        staging = self._room_for(num_words(asked))
-        staged = staging.take()[: len(asked)]
-        masks = staged.numpy().view(np.uint32)
+        passage = self._passage(num_words(asked))
+        masks = passage.take(len(asked)).numpy().view(np.uint32)
         write_masks(asked, masks)
         for row, each in enumerate(drawing):
             if each.demands.params.allowed_token_ids and not asked[row].matcher.is_over:
                 masks[row] &= bits_of(each.demands.params.allowed_token_ids, masks.shape[1] * WORD)
-        device, table = self._allowed.device, self._allowed[:, : self._width]
-        sent = staged.to(device, non_blocking=True)  # there is a bit for the end of texts, which may be a word more
-        table.index_copy_(0, upload(slots, device), sent[:, : table.shape[1]])
-        staging.sent()
+        where, table = upload(slots, self._allowed.device), self._allowed[:, : masks.shape[1]]
+        # There is a bit for the end of texts too, and so a word more in some vocabularies.
+        table.index_copy_(0, where, passage.send(len(asked))[:, : table.shape[1]])
+        passage.release()
 
-    def _room_for(self, width: int) -> Staging:
-        if self._staging is None or width != self._width:
-            self._width = width
-            self._staging = Staging(self._allowed.shape[0], width, dtype=torch.int32, device=self._allowed.device)
-        return self._staging
+    def _passage(self, width: int) -> _Passage:
+        if not self._passages or self._passages[0].width != width:
+            rows, device = self._allowed.shape[0], self._allowed.device
+            self._passages = [_Passage(rows, width, device) for _ in range(2)]
+        self._passages.reverse()
+        return self._passages[0]
+
+
+class _Passage:
+    """Pinned memory, and where it is copied to; on a CPU both are the same."""
+
+    def __init__(self, rows: int, width: int, device: torch.device) -> None:
+        self.width = width
+        self._is_on_gpu = device.type == "cuda"
+        self._host = torch.zeros(rows, width, dtype=torch.int32, pin_memory=self._is_on_gpu)
+        self._device = self._host
+        if self._is_on_gpu:
+            self._device = torch.empty(rows, width, dtype=torch.int32, device=device)
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._sent, self._read = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._read.record()  # of whoever had this memory before
+
+    def take(self, count: int) -> Tensor:
+        """(count, width), to be written."""
+        if self._is_on_gpu:
+            self._sent.synchronize()  # two steps ago
+        return self._host[:count]
+
+    def send(self, count: int) -> Tensor:
+        """What was written, for the stream that is the current one: it waits for the copy, which waits for nobody."""
+        if self._is_on_gpu:
+            self._stream.wait_event(self._read)
+            with through(self._stream):
+                self._device[:count].copy_(self._host[:count], non_blocking=True)
+                self._sent.record()
+            torch.cuda.current_stream().wait_event(self._sent)
+        return self._device[:count]
+
+    def release(self) -> None:
+        """The current stream has read all that was sent."""
+        if self._is_on_gpu:
+            self._read.record()
