@@ -1,0 +1,250 @@
+"""Masks of many outputs at once, and of strings that must end soon, against llguidance asked for one mask at a time."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models
+
+from ramify.structured.grammars import Grammars
+from ramify.structured.mask_threads import Mask, MaskThreads
+from ramify.structured.matcher import Asked, Matcher, num_words, write_masks
+from ramify.structured.plain_tokens import LONGEST, NEUTRAL
+from ramify.structured.roots import OUTPUTS_EACH, Roots
+from ramify.structured.string_limits import MOST_NAMED, StringLimits, limits_of
+from ramify.structured.string_position import StringPosition
+from ramify.structured_outputs import Structure
+from ramify.text.codec import TextCodec
+from ramify.text.token_text import byte_of_character
+from ramify.text.tokenizer import Tokenizer
+
+pytest.importorskip("llguidance")
+
+
+@cache
+def codec() -> TextCodec:
+    """Bytes, words, pieces of JSON, and characters of two and three bytes, whole and in parts."""
+    spelled = {byte: character for character, byte in byte_of_character().items()}
+    words = ["".join(word) for length in (2, 3, 4) for word in product("abet", repeat=length)]
+    longer = ["information", "a" * 31, "b" * (LONGEST + 1), "é", "éa", "Жуба", "\u20ac\u20ac", "naïve", "na\u00ef"]
+    pieces = ['":', '", "', '"}', '{"', '["', '","', 'ab"', '"ab', "\\n", "\\u", "a\\", 'b":{"', "\x7f", "a\tb", "12", "true"]
+    texts = [text.encode() for text in (*words, *longer, *pieces)] + [b"\xc3", b"\xa9a", b"a\xe2\x82", b"\xac"]
+    vocabulary = dict.fromkeys([*spelled.values(), *("".join(spelled[byte] for byte in text) for text in texts)])
+    backend = tokenizers.Tokenizer(models.BPE(vocab={token: place for place, token in enumerate(vocabulary)}, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken("<end>")])
+    return TextCodec(Tokenizer(backend, special_tokens={"eos_token": "<end>"}))
+
+
+@cache
+def end() -> int:
+    [token_id] = codec().encode("<end>", add_special_tokens=False)
+    return token_id
+
+
+@cache
+def grammars() -> Grammars:
+    return Grammars(codec(), MaskThreads(3))
+
+
+def begin(schema: Any) -> Matcher:
+    return grammars().begin(Structure("json", json.dumps(schema)), [end()])
+
+
+def alone(matcher: Matcher) -> Mask:
+    """By llguidance, over the whole vocabulary; for an output that is not over."""
+    state = matcher.state.deep_copy()
+    if matcher._untold:
+        state.consume_tokens(matcher._untold)
+    num_tokens = matcher._beginning.num_tokens
+    flags = np.unpackbits(np.frombuffer(state.compute_bitmask(), np.uint8), bitorder="little")[: num_tokens + 1]
+    assert not state.is_error()
+    assert bool(flags[num_tokens]) == state.is_accepting()
+    flags[end()] = state.is_accepting()
+    flags[num_tokens] = 0
+    return np.packbits(np.pad(flags, (0, -len(flags) % 32)), bitorder="little").view(np.uint32)
+
+
+def allowed(mask: Mask) -> list[int]:
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
+ITEMS: dict[str, Any] = {
+    "short": {"type": "string", "maxLength": 6, "minLength": 2},
+    "named too": {"anyOf": [{"type": "string", "maxLength": 3}, {"enum": ["information", "abet", "beta", "naïve"]}, {"type": "null"}]},
+    "two limits": {"anyOf": [{"type": "string", "maxLength": 4}, {"type": "string", "maxLength": 9}, {"type": "integer"}]},
+    "keys": {
+        "type": "object",
+        "properties": {"a": {"type": "string", "maxLength": 7}, "abba": {"type": "string", "maxLength": 2}},
+        "required": ["a"],
+        "additionalProperties": {"type": "string", "maxLength": 5},
+    },
+    "constants": {
+        "anyOf": [
+            {"const": "abetabet"},
+            {"type": "string", "maxLength": 2},
+            {"type": "object", "properties": {"teatea": {"type": "string", "maxLength": 1}}, "required": ["teatea"]},
+        ]
+    },
+    "long": {"type": "string", "maxLength": 36},
+    "nothing": {"type": "string", "maxLength": 0},
+    "a quote named": {"anyOf": [{"const": 'a"b'}, {"type": "string", "maxLength": 2}]},
+    "a pattern": {"anyOf": [{"type": "string", "pattern": "^[ab]+$"}, {"type": "string", "maxLength": 3}]},
+}
+
+
+@pytest.mark.parametrize("kind", ITEMS)
+def test_masks_near_a_limit_are_those_of_the_whole_vocabulary(kind: str) -> None:
+    """Random texts, with escapes, quotes and parts of characters more often than by chance; forks go on by themselves."""
+    numbers = random.Random(kind)
+    num_near = 0
+    for _ in range(6):
+        schema = {"type": "array", "items": ITEMS[kind], "minItems": 9}
+        matchers = [begin(schema) for _ in range(4)]
+        for _ in range(25):
+            asked = [Asked(matcher, ()) for matcher in matchers]
+            num_near += sum(matcher._strings is not None and matcher._strings.are_near for matcher in matchers)
+            expected = [alone(matcher) for matcher in matchers]
+            masks = np.zeros((len(matchers), num_words(asked)), np.uint32)
+            assert write_masks(asked, masks) == {}
+            for number, (matcher, mask, truth) in enumerate(zip(matchers, masks, expected, strict=True)):
+                assert allowed(mask) == allowed(truth)
+                assert allowed(matcher.fork().allowed_after(())) == allowed(truth)  # type: ignore[arg-type]
+                going_on = [token_id for token_id in allowed(mask) if token_id != end()]
+                ends = [each for each in going_on if set(codec().decode([each])) & set('"\\,}\ufffd')]
+                if not going_on:
+                    matchers[number] = begin(schema)
+                    continue
+                matcher.take(numbers.choice(ends if ends and numbers.random() < 0.4 else going_on))
+                if numbers.random() < 0.1:
+                    matchers[number] = matcher.fork()
+    assert (num_near > 10) == (kind not in ("a pattern", "a quote named"))
+
+
+def test_rows_that_share_a_matcher_and_rows_that_are_over() -> None:
+    """Samples before their first token are one output still; nobody looks at what may follow an end."""
+    first, other = begin({"type": "integer"}), begin({"type": "boolean"})
+    asked = [Asked(first, ()), Asked(other, ()), Asked(first, ()), Asked(first, ())]
+    masks = np.full((4, num_words(asked)), 7, np.uint32)
+    write_masks(asked, masks)
+    assert allowed(masks[0]) == allowed(masks[2]) == allowed(masks[3]) != allowed(masks[1])
+    [seven] = codec().encode("7", add_special_tokens=False)
+    fork = first.fork()
+    assert fork.root is not first.root or len(grammars()._grammar(Structure("json", '{"type": "integer"}')).roots) == 1
+    asked = [Asked(first, (seven,)), Asked(fork, (seven, end()))]
+    write_masks(asked, masks[:2])
+    assert end() in allowed(masks[0])
+    assert allowed(masks[1]) == [end()]
+    assert fork.is_over
+    assert not first.is_over
+    asked = [Asked(first, (seven,))]  # told of the same again
+    first.take(seven)
+    write_masks(asked, masks[:1])
+    assert first.state.validate_tokens([seven]) == 1
+
+
+def test_a_fault_is_told_of_its_row_alone() -> None:
+    matchers = [begin({"type": "array", "items": ITEMS["short"]}) for _ in range(3)]
+    matchers[1].state.consume_token(end())
+    masks = np.zeros((3, num_words([Asked(matchers[0], ())])), np.uint32)
+    faults = write_masks([Asked(matcher, ()) for matcher in matchers], masks)
+    assert list(faults) == [1]
+    assert "cannot be followed any further" in faults[1]
+    assert allowed(masks[1]) == []
+    assert allowed(masks[0]) == allowed(masks[2]) != []
+
+
+# -- roots -----------------------------------------------------------------------------------------------------------
+
+
+def test_outputs_begin_at_as_many_roots_as_pay() -> None:
+    built = []
+
+    def build() -> object:
+        built.append(object())
+        return built[-1]
+
+    roots = Roots(build, 3)
+    dealt = [roots.deal() for _ in range(OUTPUTS_EACH)]
+    assert len(roots) == len(built) == 1, "a few outputs wait for each other"
+    dealt += [roots.deal() for _ in range(20)]
+    assert len(roots) == 3
+    assert {id(each) for each in dealt[-3:]} == set(map(id, built))
+    assert roots.shrink() == 2
+    assert roots.deal() is built[0]
+
+
+def test_a_grammar_that_takes_long_has_one_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.0, 1.0])
+    monkeypatch.setattr("ramify.structured.roots.time.perf_counter", lambda: next(seconds))
+    roots = Roots(object, 16)
+    assert len({id(roots.deal()) for _ in range(50)}) == 1
+
+
+# -- strings ---------------------------------------------------------------------------------------------------------
+
+
+@given(
+    value=st.recursive(st.text() | st.booleans() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)),
+    cut=st.integers(0, 200),
+    size=st.integers(1, 7),
+    ascii_only=st.booleans(),
+)
+@settings(max_examples=300, deadline=None)
+def test_where_a_text_stands(value: Any, cut: int, size: int, ascii_only: bool) -> None:
+    """Told a few bytes at a time; against a look at all of the text."""
+    text = json.dumps(value, ensure_ascii=ascii_only).encode(errors="surrogatepass")[:cut]
+    position = StringPosition()
+    for start in range(0, len(text), size):
+        piece = text[start : start + size]
+        is_plain = piece.isalnum() and piece.isascii()
+        position.take(piece, len(piece) if is_plain else 0)
+    inside, begun, place = False, 0, 0
+    while place < len(text):
+        if text[place] == ord('"'):
+            inside, begun = not inside, place + 1
+        if inside and text[place] == ord("\\"):
+            place += 5 if text[place + 1 : place + 2] == b"u" else 1
+        place += 1
+    assert position.is_inside == (inside and place == len(text))
+    if inside:
+        assert position.content == text[begun:]
+
+
+LIMITS: list[tuple[Any, int | None, list[str]]] = [
+    ({"type": "string"}, None, []),
+    ({"type": "string", "maxLength": 5}, 5, ["string", "type", "maxLength"]),
+    ({"properties": {"pattern": {"maxLength": 7}, "b": {"items": {"maxLength": 3}}}}, 3, ["pattern", "b"]),
+    ({"properties": {"a": {"maxLength": 7}, "b": {"pattern": "x"}}}, None, []),
+    ({"properties": {"a": {"maxLength": 7}}, "x-guidance": {}}, None, []),
+    ({"anyOf": [{"maxLength": 7}, {"enum": ["x", ["y", {"z": 1}]]}]}, 7, ["x", "y", "z"]),
+    ({"anyOf": [{"maxLength": 7}, {"const": 'x"'}]}, None, []),
+    ({"anyOf": [{"maxLength": 7}, {"const": NEUTRAL}]}, None, []),
+    ({"anyOf": [{"maxLength": 7}, {"format": "date"}]}, None, []),
+    (True, None, []),
+]
+
+
+@pytest.mark.parametrize(("schema", "least", "named"), LIMITS, ids=lambda value: str(value)[:40])
+def test_what_schemas_say_of_strings(schema: Any, least: int | None, named: list[str]) -> None:
+    found = limits_of(json.dumps(schema), NEUTRAL)
+    assert (None if found is None else found.least) == least
+    if found is not None:
+        assert set(named) <= {text.decode() for text in found.named}
+
+
+def test_named_strings_are_found_by_their_beginning() -> None:
+    limits = StringLimits(3, sorted([b"ab", b"abc", b"b", *(b"x%d" % number for number in range(MOST_NAMED + 1))]))
+    assert limits.named_after(b"a") == [b"b", b"bc"]
+    assert limits.named_after(b"abc") == [b""]
+    assert limits.named_after(b"c") == []
+    assert limits.named_after(b"x") is None
