@@ -205,7 +205,10 @@ _ORDER = {
         "state": {"enum": ["open", "paid", "sent", "returned"]},
         "buyer": {
             "type": "object",
-            "properties": {"name": {"type": "string", "maxLength": 20}, "city": {"type": ["string", "null"], "maxLength": 12}},
+            "properties": {
+                "name": {"type": "string", "maxLength": 20},
+                "city": {"type": ["string", "null"], "maxLength": 12},
+            },
             "required": ["name", "city"],
             "additionalProperties": False,
         },
@@ -215,7 +218,10 @@ _ORDER = {
             "maxItems": 3,
             "items": {
                 "type": "object",
-                "properties": {"item": {"type": "string", "maxLength": 16}, "price": {"type": "number", "maximum": 100}},
+                "properties": {
+                    "item": {"type": "string", "maxLength": 16},
+                    "price": {"type": "number", "maximum": 100},
+                },
                 "required": ["item", "price"],
                 "additionalProperties": False,
             },

@@ -24,7 +24,8 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,9 @@ class InstantDevice:
 
     def reset(self) -> None:
         pass
+
+    def begin(self, plan: Plan) -> Callable[[], Ticket]:
+        return partial(self.launch, plan)
 
     def launch(self, plan: Plan) -> Ticket:
         start = time.thread_time()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,7 +101,8 @@ class Matcher:
     def _checked(self, mask: Mask, faults: dict[int, str]) -> Mask:
         if faults:
             raise GrammarFaultError(faults[0])
-        return mask[0]
+        [row] = mask
+        return cast(Mask, row)
 
 
 class Asked(NamedTuple):

@@ -21,7 +21,7 @@ LONGEST = 64  # characters of a plain token; longer ones are left to the walk
 FEW = 2_000  # tokens to walk through
 SLICES = (10, 30)  # characters of plain tokens that llguidance need not walk through where a string takes so many
 
-_PLAIN = re.compile(r'[^"\\\x00-\x1f\x7f]{1,%d}' % LONGEST)
+_PLAIN = re.compile(r'[^"\\\x00-\x1f\x7f]+')
 
 
 class PlainTokens:
@@ -73,7 +73,7 @@ class PlainTokens:
         return self.first_probe + len(self._kinds)
 
     def room_told(self, masks: Mask) -> list[int]:
-        """Of masks (R, words) over the second vocabulary: how many of the lengths that there are a string still takes."""
+        """Of masks (R, words) over the second vocabulary: how many of the lengths that there are each still takes."""
         words = np.ascontiguousarray(masks[:, self.first_probe // WORD : self.first_byte // WORD + 1])
         bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, self.first_probe % WORD :]
         room: list[int] = bits[:, : len(self._kinds)].sum(1).tolist()
@@ -93,4 +93,4 @@ def _length(token: bytes) -> int:
         text = token.decode()
     except UnicodeDecodeError:
         return 0
-    return len(text) if _PLAIN.fullmatch(text) else 0
+    return len(text) if len(text) <= LONGEST and _PLAIN.fullmatch(text) else 0

@@ -12,8 +12,8 @@ OUTPUTS_EACH = 4  # that begin at a root before another is built
 
 
 class Roots:
-    """Copies of one llguidance matcher share a lexer behind a lock, which one thread at a time can use. So outputs begin
-    at several roots, built apart from each other: as many as there are threads, if there are so many outputs.
+    """Copies of one llguidance matcher share a lexer behind a lock, which one thread at a time can use. So outputs
+    begin at several roots, built apart from each other: as many as there are threads, if there are so many outputs.
 
     What one output's lexer has learned, others of its root know too: a root for each output would learn it anew.
     """

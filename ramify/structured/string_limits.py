@@ -11,7 +11,6 @@ from typing import Any
 # Under these, a string's characters are not alike: which ones may come depends on those before them.
 _TELL_CHARACTERS_APART = ("pattern", "patternProperties", "format", "x-guidance")
 _OF_NAMES = ("properties", "$defs", "definitions", "dependentSchemas", "dependentRequired")  # what they hold has names
-_OF_VALUES = ("enum", "const", "required", "default", "examples")
 MOST_NAMED = 64  # strings that begin alike
 
 
@@ -23,7 +22,7 @@ class StringLimits:
     def named_after(self, content: bytes) -> list[bytes] | None:
         """What strings that begin with this content still lack; None: they are too many."""
         first = bisect_left(self.named, content)
-        found = []
+        found: list[bytes] = []
         for index in range(first, len(self.named)):
             if not self.named[index].startswith(content):
                 break
@@ -52,22 +51,21 @@ def _read(part: Any, limits: list[int], named: set[str]) -> bool:
 
     Where it is not sure if something is a schema or a value, it counts as both.
     """
-    if isinstance(part, list):
-        return all([_read(each, limits, named) for each in part])
     if isinstance(part, str):
         named.add(part)
-    if not isinstance(part, dict):
-        return True
-    if any(key in part for key in _TELL_CHARACTERS_APART):
-        return False
-    if isinstance(part.get("maxLength"), int):
-        limits.append(part["maxLength"])
-    is_alike = []
-    for key, value in part.items():
-        if key in _OF_NAMES and isinstance(value, dict):
-            named.update(value)
-            is_alike += [_read(each, limits, named) for each in value.values()]
-        else:
-            named.add(key)
-            is_alike.append(_read(value, limits, named))
+    if isinstance(part, dict):
+        if any(key in part for key in _TELL_CHARACTERS_APART):
+            return False
+        if isinstance(part.get("maxLength"), int):
+            limits.append(part["maxLength"])
+        named.update(part)
+        inside = [
+            each
+            for key, value in part.items()
+            for each in (value.values() if key in _OF_NAMES and isinstance(value, dict) else [value])
+        ]
+        named.update(*(value for key, value in part.items() if key in _OF_NAMES and isinstance(value, dict)))
+    else:
+        inside = part if isinstance(part, list) else []
+    is_alike = [_read(each, limits, named) for each in inside]
     return all(is_alike)

@@ -76,8 +76,15 @@ def test_texts_of_schemas_are_those_of_the_cpu(make_checkpoint: CheckpointMaker,
     pytest.importorskip("llguidance")
     folder = make_checkpoint("llama", vocab_size=1_000)
     end = write_words(folder)
-    item = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "kind": {"enum": ["ab", "ba"]}}}
-    schema = {"type": "array", "items": {**item, "required": ["name", "kind"], "additionalProperties": False}, "minItems": 2}
+    item = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 9}, "kind": {"enum": ["ab", "ba"]}},
+    }
+    schema = {
+        "type": "array",
+        "items": {**item, "required": ["name", "kind"], "additionalProperties": False},
+        "minItems": 2,
+    }
     ways: list[dict[str, Any]] = [
         {"structured_outputs": {"json": schema}, "n": 6},
         {},
@@ -102,5 +109,6 @@ def write_words(folder: Path) -> int:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken("<end>")])
     backend.save(str(folder / "tokenizer.json"))
-    end: int = backend.token_to_id("<end>")
+    end: int | None = backend.token_to_id("<end>")
+    assert end is not None
     return end

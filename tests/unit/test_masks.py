@@ -36,10 +36,29 @@ def codec() -> TextCodec:
     spelled = {byte: character for character, byte in byte_of_character().items()}
     words = ["".join(word) for length in (2, 3, 4) for word in product("abet", repeat=length)]
     longer = ["information", "a" * 31, "b" * (LONGEST + 1), "é", "éa", "Жуба", "\u20ac\u20ac", "naïve", "na\u00ef"]
-    pieces = ['":', '", "', '"}', '{"', '["', '","', 'ab"', '"ab', "\\n", "\\u", "a\\", 'b":{"', "\x7f", "a\tb", "12", "true"]
+    pieces = [
+        '":',
+        '", "',
+        '"}',
+        '{"',
+        '["',
+        '","',
+        'ab"',
+        '"ab',
+        "\\n",
+        "\\u",
+        "a\\",
+        'b":{"',
+        "\x7f",
+        "a\tb",
+        "12",
+        "true",
+    ]
     texts = [text.encode() for text in (*words, *longer, *pieces)] + [b"\xc3", b"\xa9a", b"a\xe2\x82", b"\xac"]
     vocabulary = dict.fromkeys([*spelled.values(), *("".join(spelled[byte] for byte in text) for text in texts)])
-    backend = tokenizers.Tokenizer(models.BPE(vocab={token: place for place, token in enumerate(vocabulary)}, merges=[]))
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab={token: place for place, token in enumerate(vocabulary)}, merges=[])
+    )
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken("<end>")])
     return TextCodec(Tokenizer(backend, special_tokens={"eos_token": "<end>"}))
@@ -75,13 +94,22 @@ def alone(matcher: Matcher) -> Mask:
 
 
 def allowed(mask: Mask) -> list[int]:
-    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+    found: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+    return found
 
 
 ITEMS: dict[str, Any] = {
     "short": {"type": "string", "maxLength": 6, "minLength": 2},
-    "named too": {"anyOf": [{"type": "string", "maxLength": 3}, {"enum": ["information", "abet", "beta", "naïve"]}, {"type": "null"}]},
-    "two limits": {"anyOf": [{"type": "string", "maxLength": 4}, {"type": "string", "maxLength": 9}, {"type": "integer"}]},
+    "named too": {
+        "anyOf": [
+            {"type": "string", "maxLength": 3},
+            {"enum": ["information", "abet", "beta", "naïve"]},
+            {"type": "null"},
+        ]
+    },
+    "two limits": {
+        "anyOf": [{"type": "string", "maxLength": 4}, {"type": "string", "maxLength": 9}, {"type": "integer"}]
+    },
     "keys": {
         "type": "object",
         "properties": {"a": {"type": "string", "maxLength": 7}, "abba": {"type": "string", "maxLength": 2}},
@@ -104,7 +132,7 @@ ITEMS: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", ITEMS)
 def test_masks_near_a_limit_are_those_of_the_whole_vocabulary(kind: str) -> None:
-    """Random texts, with escapes, quotes and parts of characters more often than by chance; forks go on by themselves."""
+    """Random texts, with escapes, quotes and parts of characters more often than by chance; forks go their own way."""
     numbers = random.Random(kind)
     num_near = 0
     for _ in range(6):
@@ -194,7 +222,9 @@ def test_a_grammar_that_takes_long_has_one_root(monkeypatch: pytest.MonkeyPatch)
 
 
 @given(
-    value=st.recursive(st.text() | st.booleans() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)),
+    value=st.recursive(
+        st.text() | st.booleans() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    ),
     cut=st.integers(0, 200),
     size=st.integers(1, 7),
     ascii_only=st.booleans(),

@@ -62,7 +62,8 @@ def fits(name: str, special: bool, text: str) -> bool:
     """Whether it may be a whole answer."""
     matcher, own = beginning(name, special), codec(name, special)
     [end] = own.encode(END, add_special_tokens=False)
-    if not matcher.accepts(own.encode(text, add_special_tokens=False)):
+    token_ids = own.encode(text, add_special_tokens=False)
+    if matcher.state.try_consume_tokens(token_ids) < len(token_ids):
         return False
     mask = matcher.allowed_after([])
     return mask is not None and bool(flags_of(mask, end + 1)[end])
