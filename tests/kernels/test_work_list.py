@@ -157,16 +157,20 @@ def test_shared_parts_are_cut_so_that_programs_have_as_much_to_do(
 
 
 def test_few_rows_are_cut_short_and_many_are_not() -> None:
-    assert [EvenCuts.of(rows, 2).own_split for rows in (1, 16, 17, 32, 64, 128, 256)] == [
-        64,
-        64,
-        128,
-        128,
-        256,
-        512,
-        512,
+    splits = [EvenCuts.of(rows, 2).own_split for rows in (1, 16, 17, 32, 64, 128, 256)]
+    assert splits == [64, 64, 64, 64, 128, 256, 512]
+    assert [EvenCuts.of(rows, 8).own_split for rows in (1, 32, 64, 256, 512)] == [64, 256, 512, 2048, 2048]
+
+
+def test_the_longest_stretches_come_first() -> None:
+    work = build_work_list(decode_reads([70, 300, 5]), queries_per_row=1, query_tile=16, cuts=EvenCuts(128))
+    assert [tuple(item) for item in work.own.tolist()] == [
+        (1, 0, 128, 1),
+        (1, 128, 256, 2),
+        (0, 0, 70, 0),
+        (1, 256, 300, 3),
+        (2, 0, 5, 4),
     ]
-    assert EvenCuts.of(256, 8).own_split == 512
 
 
 @given(st.lists(st.integers(0, 40_000), max_size=6), st.sampled_from([1, 16, 24]), st.data())
@@ -186,8 +190,9 @@ def test_cuts_by_position_are_the_same_alone_and_shared(
             first = int(work.first_part[row])
             parts |= {first + split: (start, end) for _, start, end, _, _, split in work.prefix.tolist()}
         alone = build_work_list(decode_reads([length]), queries_per_row=2, query_tile=16, cuts=cuts)
+        expected = sorted(tuple(item[1:3]) for item in alone.own.tolist())
         first, count = int(work.first_part[row]), int(work.num_parts[row])
-        assert [parts[first + index] for index in range(count)] == [tuple(item[1:3]) for item in alone.own.tolist()]
+        assert [parts[first + index] for index in range(count)] == expected
         assert count <= cuts.most_parts
 
 

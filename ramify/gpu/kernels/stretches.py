@@ -19,7 +19,7 @@ import numpy as np
 
 from ramify.device.reads import Int64s
 
-OWN_SPLITS = (64, 512)  # positions of a row's own part that one item walks: where rows are few, where they are many
+OWN_SPLITS = (64, 2048)  # positions of a row's own part that one item walks: where rows are few, where they are many
 MOST_OWN_PARTS = 16  # a longer row is cut into longer stretches: who merges its parts takes one after the other
 PREFIX_SPLIT = 1024  # positions of a shared part that one item walks, where nothing is known of its kernel
 MOST_SHARED_PARTS = 16
@@ -87,14 +87,14 @@ class EvenCuts:
 
     @classmethod
     def of(cls, rows: int, kv_heads: int, tiles: PrefixTiles | None = None) -> EvenCuts:
-        """So that rows of 512 positions come to about 256 items, two for each processor of an H200.
+        """As many positions as there are rows times key-value heads: 256 of them, cut once or twice, keep an H200 busy.
 
         A stretch is walked tile by tile and waits for memory at each; where rows are many enough for the chip anyway,
-        cuts only cost.
+        cuts only cost: a part is written, counted, read again and merged.
         """
         shortest, longest = OWN_SPLITS
         split = shortest
-        while split < min(2 * rows * kv_heads, longest):
+        while split < min(rows * kv_heads, longest):
             split *= 2
         return cls(split, tiles=tiles, rows=rows)
 

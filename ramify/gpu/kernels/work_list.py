@@ -84,12 +84,13 @@ def build_work_list(reads: Reads, *, queries_per_row: int, query_tile: int, cuts
 
 
 def _own_items(own: Stretches, first_own_part: Int64s) -> Int32s:
+    """The longest first: what programs take last, one more or one less of them, is then short."""
     items = np.empty((len(own.owners), OWN_FIELDS), np.int32)
     items[:, 0] = own.owners
     items[:, 1] = own.starts
     items[:, 2] = own.ends
     items[:, 3] = first_own_part[own.owners] + own.indices
-    return items
+    return items[np.argsort(own.starts - own.ends, kind="stable")]
 
 
 def _prefix_items(shared: Stretches, queries: Int64s, tile: int) -> Int32s:
