@@ -22,9 +22,10 @@ class Listing:
         self._unused = Reports.empty(max_rows, 0, device)  # where candidates' own logprobs and ranks go
 
     def by_key(self, raw: Scored, left: Scored, processing: Processing, numbers: Numbers, drawn: Drawn) -> None:
-        """Where some rows are drawn without replacement: these by their keys."""
+        """Where some rows are drawn without replacement: these by their keys, the others in the same bits as ever."""
+        self.by_weight(raw, left, processing, drawn)
         logits, scores = left
-        candidates, temperatures = drawn.candidates, processing.temperatures
+        candidates, temperatures, size = drawn.candidates, processing.temperatures, logits.shape[0]
         noisy, noisy_scores = torch.empty_like(logits), BlockScores(*map(torch.empty_like, scores))
         words = (column.SEED_LOW, column.SEED_HIGH, column.PREFIX_HIGH, column.PREFIX_LOW)
         add_prefix_noise(
@@ -37,16 +38,19 @@ class Listing:
             noisy=noisy,
         )
         score_blocks(noisy, torch.ones_like(temperatures), noisy_scores)
-        into = Reports(self._unused.logprobs[: len(noisy)], self._unused.ranks[: len(noisy)], *candidates[:2])
+        token_ids = torch.empty_like(candidates.token_ids)
+        unused = torch.empty_like(candidates.weights)
+        into = Reports(self._unused.logprobs[:size], self._unused.ranks[:size], token_ids, unused)
         report(noisy, noisy_scores, drawn.token_ids, into)
         top, scale = scores.largest.amax(-1, keepdim=True), temperatures.clamp_min(COLDEST.value)[:, None]
         whole = self._log_sum((scores.largest - top) / scale + scores.sums.log())
-        chosen = logits.gather(1, candidates.token_ids)
-        weights = (chosen - top) / scale - whole
-        candidates.weights.copy_(weights.masked_fill(chosen < processing.floors[:, None], -torch.inf))
-        candidates.keys.copy_(noisy.gather(1, candidates.token_ids) - whole)
-        own = raw.logits.gather(1, candidates.token_ids)
-        candidates.logprobs.copy_(own - self._log_sum(raw.scores.largest + raw.scores.raw_sums.log()))
+        chosen = logits.gather(1, token_ids)
+        weights = ((chosen - top) / scale - whole).masked_fill(chosen < processing.floors[:, None], -torch.inf)
+        logprobs = raw.logits.gather(1, token_ids) - self._log_sum(raw.scores.largest + raw.scores.raw_sums.log())
+        is_distinct = numbers.floats[column.DISTINCT][:, None] > 0
+        for listed, own in zip(candidates[:3], (token_ids, weights, logprobs), strict=True):
+            listed.copy_(torch.where(is_distinct, own, listed))
+        candidates.keys.copy_(noisy.gather(1, token_ids) - whole)
 
     def by_weight(self, raw: Scored, left: Scored, processing: Processing, drawn: Drawn) -> None:
         candidates, size = drawn.candidates, left.logits.shape[0]

@@ -230,7 +230,7 @@ class KernelSampler:
         if left.logits.data_ptr() != pushed.data_ptr():
             pushed.copy_(left.logits)
         left = self._score(pushed, numbers, self._scores)
-        wave_choice = choice._replace(reports=False, candidates=False, distinct=False)
+        wave_choice = choice._replace(reports=False, candidates=False, distinct=False, chooses=False)
         sets, depths = numbers.integers[column.SET], numbers.integers[column.DEPTH]
         # Who has ended, which the host did not know yet, is not looked at any more.
         last_rows = numbers.integers[column.LAST_ROW]

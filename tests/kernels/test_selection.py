@@ -16,6 +16,7 @@ from ramify import Request, RequestOutput, SamplingParams
 from ramify.device.graphs import padded
 from ramify.engine.core import EngineCore
 from ramify.engine.demands import SamplerChoice
+from ramify.engine.plan import Plan, Ticket
 from ramify.gpu.sampler import KernelSampler
 from tests.fake import VOCAB, FakeDevice, fake_engine
 from tests.kernels.test_schedules import TorchKernels
@@ -33,8 +34,24 @@ def told(outputs: list[RequestOutput]) -> list[Any]:
     ]
 
 
+class LaunchedUnseen:
+    """Counts the plans with a search that goes on from a choice that only the device knows."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.count = 0
+        self._launch = device.launch
+        device.launch = self.launch  # type: ignore[method-assign]
+
+    def launch(self, plan: Plan) -> Ticket:
+        self.count += any(each.totals is None for each in plan.selections)
+        return self._launch(plan)
+
+
 def run(core: EngineCore, asked: list[tuple[list[int], SamplingParams]]) -> tuple[list[RequestOutput], int]:
     """The outputs, and how many steps were launched before the choice of the one before was known to the host."""
+    device = core.device
+    assert isinstance(device, FakeDevice)
+    launched = LaunchedUnseen(device)
     for number, (prompt, params) in enumerate(asked):
         core.add_request(Request(str(number), None, prompt, params))
     finished: dict[str, RequestOutput] = {}
@@ -43,9 +60,7 @@ def run(core: EngineCore, asked: list[tuple[list[int], SamplingParams]]) -> tupl
             finished[output.request_id] = output
         core.scheduler.managers[0].check()
     assert core.stats()["blocks_in_use"] == 0
-    assert isinstance(core.device, FakeDevice)
-    unseen = [plan for plan in core.device.plans if any(each.totals is None for each in plan.selections)]
-    return [finished[str(number)] for number in range(len(asked))], len(unseen)
+    return [finished[str(number)] for number in range(len(asked))], launched.count
 
 
 def engine(*, chooses: bool, **options: Any) -> EngineCore:
@@ -67,6 +82,30 @@ def test_beams_that_go_on_unseen_are_those_of_the_host() -> None:
     assert told(mine) == told(theirs)
     assert unseen >= 8
     assert waited_for == 0
+
+
+BESIDE: dict[str, dict[str, Any]] = {
+    "a diverse set": {"strategy": "diverse", "n": 3, "diversity_penalty": 2.0, "seed": 1},
+    "draws without replacement": {"strategy": "without_replacement", "n": 3, "seed": 1},
+    "filters and controls": {
+        "n": 3,
+        "seed": 1,
+        "top_p": 0.8,
+        "repetition_penalty": 1.3,
+        "typical_p": 0.9,
+        "logprobs": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_beams_are_the_same_beside_others_that_are_drawn_in_other_ways(kind: str) -> None:
+    """Every wave of draws, as diverse sets need them, chose for a search again; and what a search adds up had other
+    last bits beside draws without replacement."""
+    alone, _ = run(engine(chooses=True), BEAMS)
+    together, unseen = run(engine(chooses=True), [*BEAMS, ([1, 5, 6], SamplingParams(**BESIDE[kind], max_tokens=14))])
+    assert told(together[: len(BEAMS)]) == told(alone)
+    assert unseen >= 7
 
 
 class TorchBeams(TorchKernels):
