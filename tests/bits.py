@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from ramify import LLM, RequestOutput, SamplingParams
@@ -93,6 +93,7 @@ def told(output: RequestOutput) -> list[Any]:
             (
                 tuple(completion.token_ids),
                 float(completion.cumulative_logprob).hex(),
+                None if completion.score is None else float(completion.score).hex(),
                 [_numbers(place) for place in completion.logprobs or []],
             )
             for completion in output.outputs
@@ -137,5 +138,21 @@ def told_together(
 
 
 def check(alone: Sequence[list[Any]], together: Sequence[list[Any]], asked: Sequence[Asked]) -> None:
-    wrong = [index for index, (one, other) in enumerate(zip(alone, together, strict=True)) if one != other]
-    assert not wrong, f"{len(wrong)} of {len(asked)} differ; the first: {asked[wrong[0]]}"
+    pairs = enumerate(zip(alone, together, strict=True))
+    wrong = [f"{index} ({_kind(asked[index])}): {_difference(*pair)}" for index, pair in pairs if pair[0] != pair[1]]
+    assert not wrong, f"{len(wrong)} of {len(asked)} differ: " + "; ".join(wrong[:20])
+
+
+def _kind(asked: Asked) -> str:
+    neutral = SamplingParams()
+    values = {field.name: getattr(asked.params, field.name) for field in fields(SamplingParams)}
+    told = {name: value for name, value in values.items() if value != getattr(neutral, name)}
+    return f"{len(asked.prompt)} tokens, {told}"
+
+
+def _difference(one: Any, other: Any, where: str = "") -> str:
+    """The first place where two answers are not the same."""
+    if not isinstance(one, (list, tuple)) or not isinstance(other, (list, tuple)) or len(one) != len(other):
+        return f"{where}: {one!s:.60} and {other!s:.60}"
+    place, pair = next((place, pair) for place, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
+    return _difference(*pair, f"{where}[{place}]")

@@ -31,10 +31,10 @@ SAMPLES = (1, 2, 9, 64)  # of one long prompt: the first children of each are th
 FIRST_CUT = 256  # positions: what is computed again beyond it is in several parts
 
 SCHEDULES: dict[str, dict[str, Any]] = {
-    ALONE: {"num_kv_blocks": 1_000, "max_num_seqs": 64},
-    "all at once": {"num_kv_blocks": 10_000, "max_num_seqs": 384},
+    ALONE: {"num_kv_blocks": 400, "max_num_seqs": 64},
+    "all at once": {"num_kv_blocks": 4_000, "max_num_seqs": 384},
     "prompts in pieces, without graphs": {
-        "num_kv_blocks": 6_000,
+        "num_kv_blocks": 1_200,
         "max_num_seqs": 64,
         "max_num_batched_tokens": 384,
         "enforce_eager": True,
