@@ -59,6 +59,7 @@ class Forward:
         )
         self._logits = torch.empty(max_rows, arch.vocab_size, device=DEVICE)
         self._hidden: torch.Tensor | None = None
+        self._batch: Batch | None = None
 
     def capture(self, rows: int) -> torch.cuda.CUDAGraph:
         numbers = np.arange(rows)
@@ -69,7 +70,7 @@ class Forward:
         )
         last = torch.full((rows,), self.length - 1, device=DEVICE)
         slots = torch.arange(rows, device=DEVICE) * self._blocks * BLOCK_SIZE + last
-        batch = Batch(torch.arange(rows, device=DEVICE), last, slots)
+        batch = self._batch = Batch(torch.arange(rows, device=DEVICE), last, slots)  # a graph reads it where it is
 
         def step() -> None:
             self._hidden = self.layers.forward(batch)

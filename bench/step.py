@@ -45,7 +45,7 @@ PARTS = {
     "attention": ("_decode", "_prefix", "_merge", "_attend", "_causal", "flash"),
     "sampler": ("_score_blocks", "_keep_above", "_draw_tokens", "_report", "_control", "_count", "_match", *FLOORS),
     "norm, rope, activation": ("_add_rms_norm", "_rope_and_write", "_silu_and_multiply"),
-    "products": ("_row_product", "_tiled", "_folded", "gemm", "gemv", "cutlass", "splitK", "nvjet", "cublas"),
+    "products": ("_row_", "_tile", "_copied", "_folded", "gemm", "gemv", "cutlass", "splitK", "nvjet", "cublas"),
 }
 
 

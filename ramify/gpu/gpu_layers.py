@@ -19,6 +19,7 @@ same bits (kernels/walk.py, kernels/stretches.py).
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,14 +38,16 @@ from ramify.gpu.kernels.rope_write import rope_and_write
 from ramify.gpu.kernels.row_product import Norm
 from ramify.gpu.kernels.stretches import EvenCuts, PositionCuts
 from ramify.gpu.kernels.walk import EXACT_BLOCK_M
+from ramify.gpu.paces import LayerShape, MeasuredPace
 from ramify.gpu.packed_parts import settle
 from ramify.gpu.packed_weight import PackedWeight
 from ramify.gpu.paged import PagedDecode
-from ramify.gpu.product_forms import Role
+from ramify.gpu.product_forms import Pace, Role
 from ramify.gpu.products import Stream, Weight, dense_weights
 from ramify.gpu.prompts import PagedPrompts
 from ramify.gpu.shared_weight import SharedWeight
 from ramify.gpu.tables import DeviceTables
+from ramify.gpu.tuning import GraphStopwatch
 from ramify.models.decoder import Decoder, Layer
 from ramify.models.families import Architecture
 from ramify.models.linear import Linear
@@ -96,6 +99,11 @@ class GpuLayers:
             return own if ranks is None else [SharedWeight(weight, ranks) for weight in own]
 
         layers = decoder.layers
+        self._pace = Pace(int(can_overlap(decoder.device)))
+        self._paces: MeasuredPace | None = None
+        is_dense = not any(linear.parts for layer in layers for linear in layer.linears)
+        if self._pace.overlaps and forms is not None and not batch_invariant and is_dense and decoder.ranks is None:
+            self._paces = MeasuredPace(LayerShape(arch, decoder.dtype), forms, GraphStopwatch(decoder.device).seconds)
         weights = zip(
             weights_of("read", [layer.qkv for layer in layers]),
             added([layer.output for layer in layers]),
@@ -148,23 +156,36 @@ class GpuLayers:
 
     def forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """Batch of T rows -> hidden states after the last norm (R, hidden)."""
+        pace = self._pace
+        if self._paces is not None and not self._has_prompts:
+            pace = self._paces.of(len(batch.token_ids), partial(self._run_some, batch))
+        stream = self._run(batch, rows, len(self._layers), pace)
+        return stream.values if rows is not None and not len(rows) else stream.normed(self._final_norm)
+
+    def _run_some(self, batch: Batch, num_layers: int, pace: Pace) -> None:
+        """They write what the whole pass will write again."""
+        self._run(batch, None, num_layers, pace)
+
+    def _run(self, batch: Batch, rows: Tensor | None, num_layers: int, pace: Pace) -> Stream:
+        """The first layers, over a batch of T rows; the last one of all goes on with some rows."""
         arch = self.decoder.arch
         embedded = self.decoder.embed(batch.token_ids)
-        stream, total = Stream(embedded), embedded.shape[0]
+        stream, total = Stream(embedded, pace), embedded.shape[0]
         queries = embedded.new_empty(total, arch.num_heads, arch.head_dim)
         inner = embedded.new_empty(total, arch.intermediate_size)
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self._layers[:num_layers]):
             qkv = layer.qkv.from_stream(stream, layer.input_norm)
-            self._rotate_and_write(index, qkv, batch, queries)
-            attended = self._attend(index, queries)
+            self._rotate_and_write(index, qkv, batch, queries, overlap=stream.overlap)
+            attended = self._attend(index, queries, overlap=stream.overlap)
             if index == len(self._layers) - 1 and rows is not None:
-                attended, stream, inner = attended[rows], Stream(stream.values[rows]), inner[: len(rows)]
+                stream = Stream(stream.values[rows], pace)
+                attended, inner = attended[rows], inner[: len(rows)]
                 if not len(rows):
-                    return stream.values
+                    return stream
             layer.output.into_stream(attended, stream)
             layer.gate_up.gated_from_stream(stream, layer.post_norm, inner)
             layer.down.into_stream(inner, stream)
-        return stream.normed(self._final_norm)
+        return stream
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """(R, hidden) -> (R, vocabulary) in float32."""
@@ -178,7 +199,7 @@ class GpuLayers:
         self._head.logits(hidden, own)
         return out.copy_(ranks.gather(own, self.vocab_size))
 
-    def _rotate_and_write(self, index: int, qkv: Parts, batch: Batch, queries: Tensor) -> None:
+    def _rotate_and_write(self, index: int, qkv: Parts, batch: Batch, queries: Tensor, *, overlap: bool) -> None:
         """Rotated queries to their buffer, rotated keys and values to the pool."""
         arch, layer = self.decoder.arch, self._layers[index]
         rope_and_write(
@@ -192,10 +213,10 @@ class GpuLayers:
             query_norm=layer.query_norm,
             key_norm=layer.key_norm,
             eps=arch.rms_norm_eps,
-            overlap=can_overlap(queries.device),
+            overlap=overlap,
         )
 
-    def _attend(self, index: int, queries: Tensor) -> Tensor:
+    def _attend(self, index: int, queries: Tensor, *, overlap: bool) -> Tensor:
         """(T, heads, head_dim) -> (T, heads * head_dim): decodes, then pieces of prompts."""
         kv = self.pool.layers[index]
         out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
@@ -206,7 +227,8 @@ class GpuLayers:
             # Which of the first rows are decodes, the list knows; the others come to zero, and prompts write over them.
             count = queries.shape[0] if not self._has_prompts else min(queries.shape[0], self._max_rows)
         if count:
-            self._decodes.attend(queries[:count], kv, out[:count], with_prefix=self._has_shared)
+            options = {"with_prefix": self._has_shared, "overlap": overlap}
+            self._decodes.attend(queries[:count], kv, out[:count], **options)
         if self._has_prompts and self._exact_prompts is None:
             self._paged_prompts.attend(queries, kv, out)
         return out

@@ -49,24 +49,23 @@ class InvariantWeight:
         self._splits = splits_of(*linear.weight.shape)
 
     def from_stream(self, stream: Stream, norm: Norm) -> Parts:
-        return self._product(stream.normed(norm))
+        return self._product(stream.normed(norm), overlap=stream.overlap)
 
     def gated_from_stream(self, stream: Stream, norm: Norm, out: Tensor) -> None:
         x = stream.normed(norm)
         tiles = _fitting(GATE_UP_TILES, x, num_weights=2)
-        tiled_gate_up(x, self._linear.weight, out, tiles, bias=self._linear.bias, overlap=can_overlap(x.device))
+        tiled_gate_up(x, self._linear.weight, out, tiles, bias=self._linear.bias, overlap=stream.overlap)
 
     def into_stream(self, x: Tensor, stream: Stream) -> None:
-        stream.add(self._product(x))
+        stream.add(self._product(x, overlap=stream.overlap))
 
     def logits(self, x: Tensor, out: Tensor) -> None:
         tiled_product(x, self._linear.weight, out[None], _fitting(HEAD_TILES, x), overlap=can_overlap(x.device))
 
-    def _product(self, x: Tensor) -> Parts:
+    def _product(self, x: Tensor, *, overlap: bool) -> Parts:
         """(T, columns) -> parts of (T, outputs)."""
         linear, (rows, outputs) = self._linear, (x.shape[0], self._linear.weight.shape[0])
         tiles = replace(_fitting(TILES, x), splits=self._splits)
-        overlap = can_overlap(x.device)
         programs = -(-outputs // tiles.outputs) * -(-rows // tiles.rows_of(rows))
         if self._splits == 1 or programs >= PROCESSORS:
             whole = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ramify.device.reads import Reads
 from ramify.device.staging import Staging
+from ramify.gpu.kernels import block_decode as blocks
 from ramify.gpu.kernels import decode_attention as decode
 from ramify.gpu.kernels import hopper_prefix as hopper
 from ramify.gpu.kernels import prefix_attention as prefix
@@ -36,6 +37,7 @@ from ramify.gpu.kernels.work_list import (
 _HEADER = 16
 _ALIGNED = 4  # int32s in 16 bytes: Triton compiles for aligned pointers apart
 _PROCESSORS_WITHOUT_A_GPU = 1
+SHARED_MEMORY = 227 * 1024
 
 
 class PagedDecode:
@@ -61,7 +63,7 @@ class PagedDecode:
         device: torch.device,
         cuts: Cuts | None = None,
         exact: bool = False,
-        decode_options: Mapping[str, int] | None = None,
+        decode_options: Mapping[str, Any] | None = None,
         prefix_options: Mapping[str, int] | None = None,
     ) -> None:
         processors = _PROCESSORS_WITHOUT_A_GPU
@@ -69,6 +71,12 @@ class PagedDecode:
             processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._processors, self._kv_heads = processors, kv_heads
         self._decode_options = dict(decode_options or {})
+        self._block_tiles = (
+            None if exact or decode_options else blocks.tiles_for(device, dtype, heads, kv_heads, head_dim)
+        )
+        self._fewest_pairs = blocks.FEWEST_PAIRS
+        if "tiles" in self._decode_options:
+            self._block_tiles, self._fewest_pairs = self._decode_options.pop("tiles"), 0
         self._overlap = can_overlap(device)
         self._is_scheduled = not exact and hopper.can_schedule(device, dtype, head_dim)
         programs = hopper.PROGRAMS_PER_PROCESSOR if self._is_scheduled else prefix.PROGRAMS_PER_PROCESSOR
@@ -141,17 +149,19 @@ class PagedDecode:
         self._list[:end].copy_(staging[:end], non_blocking=True)
         self._staging.sent()
 
-    def attend(self, queries: Tensor, kv_layer: Tensor, out: Tensor, *, with_prefix: bool) -> None:
+    def attend(
+        self, queries: Tensor, kv_layer: Tensor, out: Tensor, *, with_prefix: bool, overlap: bool | None = None
+    ) -> None:
         """queries (rows, heads, head_dim), kv_layer (slots, 2, kv_heads, head_dim) -> out (rows, heads * head_dim).
 
         Allocates nothing and waits for nothing. Without prefix the list must hold no shared prefixes: who counts the
         parts would wait for some that nobody writes.
         """
         if with_prefix:
-            self.attend_shared(queries, kv_layer)
-        self.attend_own(queries, kv_layer, out, with_prefix=with_prefix)
+            self.attend_shared(queries, kv_layer, overlap=overlap)
+        self.attend_own(queries, kv_layer, out, with_prefix=with_prefix, overlap=overlap)
 
-    def attend_shared(self, queries: Tensor, kv_layer: Tensor) -> None:
+    def attend_shared(self, queries: Tensor, kv_layer: Tensor, *, overlap: bool | None = None) -> None:
         lists = (self.tables, self._prefix_count, self._list, self._groups, self._members, self._first_part)
         parts = (self._partials, self._lse)
         prefix.prefix_attention(
@@ -162,18 +172,33 @@ class PagedDecode:
             block_size=self._block_size,
             exact=self._exact,
             scheduled=self._is_scheduled,
-            overlap=self._overlap,
+            overlap=self._overlap if overlap is None else overlap,
             **self._prefix_options,
         )
 
     def attend_own(
-        self, queries: Tensor, kv_layer: Tensor, out: Tensor | None = None, *, with_prefix: bool = False
+        self,
+        queries: Tensor,
+        kv_layer: Tensor,
+        out: Tensor | None = None,
+        *,
+        with_prefix: bool = False,
+        overlap: bool | None = None,
     ) -> None:
         """Writes parts or, where an output is given, what they and those of prefixes come to."""
+        overlap = self._overlap if overlap is None else overlap
         merging = None
         if out is not None:
             shared = self._shared_parts if with_prefix else None
             merging = decode.Merging(self._first_part, self._num_parts, shared, self._arrived, out)
+        lists = (self.tables, self._own_count, self._list, self._partials, self._lse, merging)
+        tiles = self._block_tiles
+        if tiles is not None and queries.shape[0] * self._kv_heads >= self._fewest_pairs:
+            together = max(1, SHARED_MEMORY // tiles.shared_memory(queries.shape[2], queries.itemsize))
+            programs = self._processors * together * blocks.TURNS
+            options: dict[str, Any] = {"num_programs": programs, "overlap": overlap, **self._decode_options}
+            blocks.block_decode(queries, kv_layer, *lists, block_size=self._block_size, tiles=tiles, **options)
+            return
         # Where rows are few, programs that would find nothing to do take their time to start and end.
         expected = queries.shape[0] * self._kv_heads * decode.PARTS_OF_A_ROW
         fewest, most = (self._processors * each for each in decode.PROGRAMS_PER_PROCESSOR)
@@ -181,14 +206,9 @@ class PagedDecode:
         decode.decode_attention(
             queries,
             kv_layer,
-            self.tables,
-            self._own_count,
-            self._list,
-            self._partials,
-            self._lse,
-            merging,
+            *lists,
             block_size=self._block_size,
-            overlap=self._overlap,
+            overlap=overlap,
             exact=self._exact,
             **{"num_programs": programs, **self._decode_options},
         )

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 import torch
 
 from ramify.gpu.kernels.row_product import RowTiles
+from ramify.gpu.kernels.row_stream import RowStream
 from ramify.gpu.kernels.tiled_product import Tiles
 
 # What is done with a product: read as it comes (queries, keys and values), added to the residual stream, made into
@@ -39,7 +40,8 @@ class Vendor:
     """cuBLAS, as torch calls it."""
 
 
-Form = Vendor | Tiles | RowTiles
+OneRowForm = RowTiles | RowStream
+Form = Vendor | Tiles | OneRowForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,11 @@ class Product:
     outputs: int
     columns: int
     dtype: torch.dtype
+    note: str = ""  # on which of its forms are meant
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} {self.outputs}x{self.columns} {str(self.dtype).removeprefix('torch.')}{self.note}"
 
     @property
     def num_bytes(self) -> int:
@@ -66,9 +73,24 @@ class Product:
         return self.outputs // self.tiled_weights
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How the kernels of a forward pass follow each other; 0 or 1, as a file holds it.
+
+    overlaps: each starts while the one before it ends (kernels/overlap.py). stays: one row's products are made by few
+    programs that stay (kernels/row_stream.py), not by thousands.
+    """
+
+    overlaps: int
+    stays: int = 0
+
+
 class Forms(Protocol):
-    def of(self, rows: int) -> Form:
-        """The form for so many rows, always the same. RowTiles serve one row, Tiles any number."""
+    def of(self, rows: int, *, stays: bool | None = None) -> Form:
+        """The form for so many rows, always the same. RowTiles and RowStreams serve one row, Tiles any number.
+
+        stays: of one row, whether it must be the one or the other; either, if it is not said.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +99,7 @@ class OneForm:
 
     form: Form
 
-    def of(self, rows: int) -> Form:  # noqa: ARG002
+    def of(self, rows: int, *, stays: bool | None = None) -> Form:  # noqa: ARG002
         return self.form
 
 
@@ -93,7 +115,7 @@ class FormsByRule:
     shared_memory: int
     is_interpreted: bool
 
-    def of(self, rows: int) -> Form:
+    def of(self, rows: int, *, stays: bool | None = None) -> Form:  # noqa: ARG002
         product = self.product
         if rows == 1:
             return {"gate_up": ROW_GATE_UP_TILES, "head": ROW_HEAD_TILES}.get(product.role, ROW_TILES)

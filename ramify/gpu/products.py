@@ -6,7 +6,7 @@ Which form is the fastest is measured once for the shapes at hand (tuning.py) an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Protocol
 
@@ -15,13 +15,27 @@ from torch import Tensor
 
 from ramify.gpu.form_cache import FormCache
 from ramify.gpu.kernels.activation import silu_and_multiply
+from ramify.gpu.kernels.copied_product import CopiedTiles, copied_gate_up, copied_product
 from ramify.gpu.kernels.norm import add_rms_norm
 from ramify.gpu.kernels.overlap import can_overlap
 from ramify.gpu.kernels.parts import Parts
 from ramify.gpu.kernels.row_product import Norm, RowTiles, row_gate_up, row_product
+from ramify.gpu.kernels.row_stream import RowStream, row_stream
+from ramify.gpu.kernels.tile_stream import TileStream, stream_gate_up, tile_stream
 from ramify.gpu.kernels.tiled_product import Tiles, tiled_gate_up, tiled_product
 from ramify.gpu.product_candidates import Chip
-from ramify.gpu.product_forms import LEAST_SHARED_MEMORY, Form, Forms, FormsByRule, OneForm, Product, Role, Vendor
+from ramify.gpu.product_forms import (
+    LEAST_SHARED_MEMORY,
+    Form,
+    Forms,
+    FormsByRule,
+    OneForm,
+    OneRowForm,
+    Pace,
+    Product,
+    Role,
+    Vendor,
+)
 from ramify.gpu.tuning import GraphStopwatch, MeasuredForms, Trial
 from ramify.models.linear import Linear
 
@@ -29,10 +43,14 @@ TRIAL_BYTES = 500_000_000  # of weights: eight times the cache of an H200
 
 
 class Stream:
-    """The residual stream (T, hidden), and what the last product adds to it before it is next read."""
+    """The residual stream (T, hidden), and what the last product adds to it before it is next read.
 
-    def __init__(self, values: Tensor) -> None:
+    pace: of the kernels that read or write it; they overlap where the device can, if it is not said.
+    """
+
+    def __init__(self, values: Tensor, pace: Pace | None = None) -> None:
         self._values = values
+        self.pace = pace or Pace(int(can_overlap(values.device)))
         self._pending: Parts | None = None
         self._normed = torch.empty_like(values)
 
@@ -47,6 +65,10 @@ class Stream:
         return self._values
 
     @property
+    def overlap(self) -> bool:
+        return bool(self.pace.overlaps)
+
+    @property
     def num_rows(self) -> int:
         return self._values.shape[0]
 
@@ -56,8 +78,7 @@ class Stream:
 
     def normed(self, norm: Norm) -> Tensor:
         """Takes in what is pending; returns the norm (T, hidden), in memory that the next one will overwrite."""
-        overlap = can_overlap(self._values.device)
-        add_rms_norm(self._values, self._pending, norm.weight, norm.eps, self._normed, overlap=overlap)
+        add_rms_norm(self._values, self._pending, norm.weight, norm.eps, self._normed, overlap=self.overlap)
         self._pending = None
         return self._normed
 
@@ -82,7 +103,7 @@ class DenseWeight:
     """A weight as it is in memory: the one place where kernels see its tensor.
 
     One row, where starting a kernel takes as long as its work, has norms and residual adds done by the products
-    themselves (RowTiles); in any other form a product may be left in parts, which whoever reads it adds up.
+    themselves (OneRowForm); in any other form a product may be left in parts, which whoever reads it adds up.
     """
 
     def __init__(self, linear: Linear, forms: Forms) -> None:
@@ -90,62 +111,85 @@ class DenseWeight:
         self._forms = forms
 
     def from_stream(self, stream: Stream, norm: Norm) -> Parts:
-        form = self._forms.of(stream.num_rows)
-        if not isinstance(form, RowTiles):
-            return self._product(stream.normed(norm), form)
+        form = self._forms.of(stream.num_rows, stays=bool(stream.pace.stays))
+        if not isinstance(form, OneRowForm):
+            return self._product(stream.normed(norm), form, overlap=stream.overlap)
         out = stream.values.new_empty(1, self._linear.weight.shape[0])
-        self._row_product(stream.values, out, form, norm=norm)
+        self._row_product(stream.values, out, form, norm=norm, overlap=stream.overlap)
         return Parts.whole(out)
 
     def gated_from_stream(self, stream: Stream, norm: Norm, out: Tensor) -> None:
-        form, overlap = self._forms.of(stream.num_rows), can_overlap(out.device)
+        form, overlap = self._forms.of(stream.num_rows, stays=bool(stream.pace.stays)), stream.overlap
         weight, bias = self._linear.weight, self._linear.bias
         if isinstance(form, RowTiles):
             row_gate_up(stream.values, weight, out, tiles=form, bias=bias, norm=norm, overlap=overlap)
             return
+        if isinstance(form, RowStream):
+            row_stream(stream.values, weight, out, tiles=form, bias=bias, norm=norm, is_paired=True, overlap=overlap)
+            return
         x = stream.normed(norm)
         if isinstance(form, Tiles):
-            tiled_gate_up(x, weight, out, form, bias=bias, overlap=overlap)
+            _gate_up(form)(x, weight, out, form, bias=bias, overlap=overlap)
         else:
             silu_and_multiply(self._linear.product(x).contiguous(), out)
 
     def into_stream(self, x: Tensor, stream: Stream) -> None:
-        form = self._forms.of(x.shape[0])
-        if isinstance(form, RowTiles):
-            self._row_product(x, stream.values, form, adds=True)
+        form = self._forms.of(x.shape[0], stays=bool(stream.pace.stays))
+        if isinstance(form, OneRowForm):
+            self._row_product(x, stream.values, form, adds=True, overlap=stream.overlap)
         else:
-            stream.add(self._product(x, form))
+            stream.add(self._product(x, form, overlap=stream.overlap))
 
     def logits(self, x: Tensor, out: Tensor) -> None:
-        form, weight = self._forms.of(x.shape[0]), self._linear.weight
-        if isinstance(form, RowTiles):
-            self._row_product(x, out, form)
+        form, weight, overlap = self._forms.of(x.shape[0]), self._linear.weight, can_overlap(x.device)
+        if isinstance(form, OneRowForm):
+            self._row_product(x, out, form, overlap=overlap)
         elif isinstance(form, Tiles):
-            tiled_product(x, weight, out[None], form, overlap=can_overlap(x.device))
+            _multiply(form)(x, weight, out[None], form, overlap=overlap)
         elif x.device.type == "cuda" and x.dtype is not torch.float32:
             torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
         else:
             out.copy_(self._linear.product(x))
 
-    def _product(self, x: Tensor, form: Tiles | Vendor) -> Parts:
+    def _product(self, x: Tensor, form: Tiles | Vendor, *, overlap: bool) -> Parts:
         """(T, columns) -> parts of (T, outputs)."""
         if isinstance(form, Vendor):
             return Parts.whole(self._linear.product(x).contiguous())
-        weight, bias, overlap = self._linear.weight, self._linear.bias, can_overlap(x.device)
+        weight, bias = self._linear.weight, self._linear.bias
         rows, outputs = x.shape[0], weight.shape[0]
         if form.splits == 1:  # rounded once, here, as its reader would
             whole = x.new_empty(1, rows, outputs)
-            tiled_product(x, weight, whole, form, bias=bias, overlap=overlap)
+            _multiply(form)(x, weight, whole, form, bias=bias, overlap=overlap)
             return Parts(whole)
         values = torch.empty(form.splits, rows, outputs, dtype=torch.float32, device=x.device)
-        tiled_product(x, weight, values, form, overlap=overlap)
+        _multiply(form)(x, weight, values, form, overlap=overlap)
         return Parts(values, bias)
 
     def _row_product(
-        self, x: Tensor, out: Tensor, tiles: RowTiles, *, norm: Norm | None = None, adds: bool = False
+        self,
+        x: Tensor,
+        out: Tensor,
+        tiles: OneRowForm,
+        *,
+        norm: Norm | None = None,
+        adds: bool = False,
+        overlap: bool,
     ) -> None:
-        linear, overlap = self._linear, can_overlap(x.device)
-        row_product(x, linear.weight, out, tiles=tiles, bias=linear.bias, norm=norm, adds=adds, overlap=overlap)
+        weight, bias = self._linear.weight, self._linear.bias
+        if isinstance(tiles, RowStream):
+            row_stream(x, weight, out, tiles=tiles, bias=bias, norm=norm, adds=adds, overlap=overlap)
+        else:
+            row_product(x, weight, out, tiles=tiles, bias=bias, norm=norm, adds=adds, overlap=overlap)
+
+
+def _multiply(form: Tiles) -> Callable[..., None]:
+    kinds: dict[type[Tiles], Callable[..., None]] = {CopiedTiles: copied_product, TileStream: tile_stream}
+    return kinds.get(type(form), tiled_product)
+
+
+def _gate_up(form: Tiles) -> Callable[..., None]:
+    kinds: dict[type[Tiles], Callable[..., None]] = {CopiedTiles: copied_gate_up, TileStream: stream_gate_up}
+    return kinds.get(type(form), tiled_gate_up)
 
 
 def dense_weights(role: Role, linears: Sequence[Linear], cache: FormCache | None) -> list[Weight]:
@@ -183,11 +227,11 @@ def trial_of(product: Product, linears: Sequence[Linear], rows: int) -> Trial:
                 own.logits(x, logits)
             elif product.role == "added":
                 own.into_stream(x, reader)
-                if not isinstance(form, RowTiles):
+                if not isinstance(form, OneRowForm):
                     reader.normed(reader_norm)
             else:
                 parts = own.from_stream(stream, norm)
-                if not isinstance(form, RowTiles):
+                if not isinstance(form, OneRowForm):
                     reader.add(parts)
                     reader.normed(reader_norm)
 

@@ -19,7 +19,7 @@ class SharedWeight:
 
     def into_stream(self, x: Tensor, stream: Stream) -> None:
         values = stream.values  # a product of one row adds to what it finds there: here to nothing
-        own = Stream(values.new_zeros(values.shape))
+        own = Stream(values.new_zeros(values.shape), stream.pace)
         self._weight.into_stream(x, own)
         stream.add(Parts.whole(self._ranks.add_up(own.values)))
 

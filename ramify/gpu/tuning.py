@@ -13,18 +13,22 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import cast
 
 import torch
 from triton.runtime.errors import OutOfResources
 
 from ramify.device.graphs import must_run_first, padded
-from ramify.gpu.form_cache import FormCache
+from ramify.gpu.form_cache import FormCache, Named
 from ramify.gpu.product_candidates import Chip, candidates
 from ramify.gpu.product_forms import Form, Product, Vendor
 
 MOST_ROWS = 512  # beyond, products are prompts', bound by the matrix units: cuBLAS's
 REPLAYS = 5
 
+Launch = Callable[[], None]
 Trial = Callable[[Form], None]  # launches products in one form
 Stopwatch = Callable[[Trial, Sequence[Form]], Sequence[float]]  # seconds of each form, infinite where it cannot run
 
@@ -42,26 +46,29 @@ class MeasuredForms:
     ) -> None:
         self._product, self._chip, self._cache = product, chip, cache
         self._make_trial, self._stopwatch = make_trial, stopwatch
-        self._known: dict[int, Form] = {}
+        self._known: dict[tuple[int, bool | None], Form] = {}
 
-    def of(self, rows: int) -> Form:
+    def of(self, rows: int, *, stays: bool | None = None) -> Form:
         if rows > MOST_ROWS or (rows > 1 and self._product.dtype.itemsize != 2):  # of float32 there is one form
             return Vendor()
-        size = padded(rows)
-        if size not in self._known:
-            self._known[size] = self._find(size)
-        return self._known[size]
+        key = (padded(rows), stays if rows == 1 else None)
+        if key not in self._known:
+            self._known[key] = self._find(*key)
+        return self._known[key]
 
-    def _find(self, rows: int) -> Form:
-        found = self._cache.find(self._product, rows)
+    def _find(self, rows: int, stays: bool | None) -> Form:
+        what: Named = self._product
+        if stays is not None:
+            what = replace(self._product, note=" that stay" if stays else " that pass")
+        found = self._cache.find(what, rows)
         # Numbers that were not measured here, whoever wrote them, must fit on the chip too.
         if found is not None and self._chip.holds(found, self._product, rows):
-            return found
-        likely = candidates(self._product, rows, self._chip)  # ten milliseconds: not where the answer is known
+            return cast(Form, found)
+        likely = candidates(self._product, rows, self._chip, stays)  # ten milliseconds: not where the answer is known
         must_run_first()
         times = self._stopwatch(self._make_trial(rows), likely)
         fastest = min(zip(times, range(len(likely)), strict=True))[1]
-        return self._cache.keep(self._product, rows, likely[fastest])
+        return cast(Form, self._cache.keep(what, rows, likely[fastest]))
 
 
 class GraphStopwatch:
@@ -72,12 +79,18 @@ class GraphStopwatch:
 
     def __call__(self, trial: Trial, forms: Sequence[Form]) -> Sequence[float]:
         runs = self._run_all(trial, forms)
-        graphs = [self._capture(trial, form) if can_run else None for form, can_run in zip(forms, runs, strict=True)]
-        times: list[list[float]] = [[] for _ in forms]
+        return self.seconds(
+            [partial(trial, form) if can_run else None for form, can_run in zip(forms, runs, strict=True)]
+        )
+
+    def seconds(self, launches: Sequence[Launch | None]) -> Sequence[float]:
+        """Of each, infinite for None. All have run before."""
+        graphs = [None if launch is None else self._capture(launch) for launch in launches]
+        times: list[list[float]] = [[] for _ in launches]
         # In turns, so that a chip that grows warm or slow is so for all of them.
         for _ in range(1 + REPLAYS):
             for graph, own in zip(graphs, times, strict=True):
-                own.append(self._seconds(graph) if graph is not None else float("inf"))
+                own.append(float("inf") if graph is None else self._seconds(graph))
         return [statistics.median(own[1:]) for own in times]
 
     def _run_all(self, trial: Trial, forms: Sequence[Form]) -> Sequence[bool]:
@@ -85,6 +98,7 @@ class GraphStopwatch:
         stream = torch.cuda.current_stream(self._device)
 
         def runs(form: Form) -> bool:
+            torch.ones(1, device=self._device)  # makes the GPU's context this thread's: descriptors are made in it
             with torch.inference_mode(), torch.cuda.stream(stream):
                 try:
                     trial(form)
@@ -101,10 +115,10 @@ class GraphStopwatch:
         torch.cuda.synchronize(self._device)
         return ran
 
-    def _capture(self, trial: Trial, form: Form) -> torch.cuda.CUDAGraph:
+    def _capture(self, launch: Launch) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device), torch.cuda.graph(graph):
-            trial(form)
+            launch()
         return graph
 
     def _seconds(self, graph: torch.cuda.CUDAGraph) -> float:

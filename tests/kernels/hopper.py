@@ -21,6 +21,7 @@ from ramify.gpu.kernels.bending import Bends, bend
 from ramify.gpu.kernels.candidate_ranks import rank_candidates
 from ramify.gpu.kernels.codes import read_codes
 from ramify.gpu.kernels.controls import ControlTables, control_blocks, count_drawn, match_words
+from ramify.gpu.kernels.copied_product import CopiedTiles, copied_gate_up, copied_product
 from ramify.gpu.kernels.floors import FloorScratch, find_floors
 from ramify.gpu.kernels.following import follow
 from ramify.gpu.kernels.narrowing import Cuts, narrow
@@ -31,6 +32,8 @@ from ramify.gpu.kernels.prefix_noise import add_prefix_noise
 from ramify.gpu.kernels.race import BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
 from ramify.gpu.kernels.rope_write import rope_and_write
 from ramify.gpu.kernels.row_product import Norm, row_gate_up, row_product
+from ramify.gpu.kernels.row_stream import RowStream, row_stream
+from ramify.gpu.kernels.tile_stream import TileStream, stream_gate_up, tile_stream
 from ramify.gpu.kernels.tiled_product import Tiles, tiled_gate_up, tiled_product
 from ramify.gpu.kernels.top_logprobs import Processing, Reports, report
 from ramify.gpu.mixer import mix
@@ -119,6 +122,27 @@ def products_of_few_rows(dtype: torch.dtype) -> None:
     tiled_gate_up(x, weight, torch.zeros(300, inner, dtype=dtype), Tiles(64, 64, 3, 8, rows=128))
 
 
+def products_that_stay(dtype: torch.dtype) -> None:
+    """By programs that take one piece after the other, and by the copy engine; rows of 11,008 are no whole chunks."""
+    for columns in (1536, 11008):
+        weight = torch.zeros(2048, columns, dtype=dtype)
+        one, norm = weight[:1], Norm(weight[0], 1e-6)
+        out = torch.zeros(1, 2048, dtype=dtype)
+        stream = RowStream(8, 1024, 4, 4, 2)
+        row_stream(one, weight, out, tiles=stream, norm=norm, bias=weight[:, 0], overlap=True)
+        row_stream(one, weight, out, tiles=stream, adds=True, overlap=True)
+        row_stream(one, weight, torch.zeros(1, 2048), tiles=RowStream(4, 2048, 3, 8, 1))
+        row_stream(one, weight, out[:, :1024], tiles=RowStream(4, 1024, 4, 4, 2), norm=norm, is_paired=True)
+        for rows in (2, 64):
+            x, parts = torch.zeros(rows, columns, dtype=dtype), torch.zeros(2, rows, 2048)
+            gated, whole = torch.zeros(rows, 1024, dtype=dtype), torch.zeros(1, rows, 2048, dtype=dtype)
+            tile_stream(x, weight, parts, TileStream(64, 128, 4, 4, 2, 64), overlap=True)
+            tile_stream(x, weight, whole, TileStream(128, 64, 4, 4, 1, 64, 2), bias=weight[:, 0])
+            stream_gate_up(x, weight, gated, TileStream(64, 64, 4, 4, 1, 64, 2), overlap=True)
+            copied_product(x, weight, parts, CopiedTiles(64, 128, 4, 4, 2, 64), overlap=True)
+            copied_gate_up(x, weight, gated, CopiedTiles(64, 64, 4, 4, 1, 64), overlap=True)
+
+
 def products_of_few_bits(dtype: torch.dtype) -> None:
     hidden, outputs = 1536, 2048
     for name, quant_format in PACKED_FORMATS.items():
@@ -193,6 +217,7 @@ if __name__ == "__main__":
     compile_instead_of_running()
     layers(torch.bfloat16)
     products_of_few_rows(torch.bfloat16)
+    products_that_stay(torch.bfloat16)
     products_of_few_bits(torch.bfloat16)
     sampler(151_936)
     for small in (96, 8_192, 8_193, 49_152):  # rows that a sample holds whole take another way

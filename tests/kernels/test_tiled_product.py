@@ -1,7 +1,8 @@
-"""Products in tiles against float64: any shape, any cut, any number of rows, and a row's bits in any company."""
+"""Products in tiles, whoever brings these, against float64: any shape and cut, and a row's bits in any company."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,10 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ramify.gpu.kernels.copied_product import copied_gate_up, copied_product
 from ramify.gpu.kernels.tiled_product import Tiles, tiled_gate_up, tiled_product
 from ramify.gpu.product_forms import LEAST_SHARED_MEMORY, FormsByRule, Product, Role, tiles_for
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+PRODUCTS = pytest.mark.parametrize("multiply", [tiled_product, copied_product])
+GATE_UPS = pytest.mark.parametrize("multiply", [tiled_gate_up, copied_gate_up])
+Multiply = Callable[..., None]
 
 
 def check(out: Tensor, expected: Tensor) -> None:
@@ -27,6 +33,7 @@ def factors(device: torch.device, dtype: torch.dtype, rows: int, outputs: int, c
     return x, (torch.randn(outputs, columns, device=device) / columns**0.5).to(dtype)
 
 
+@PRODUCTS
 @pytest.mark.parametrize(
     ("rows", "outputs", "columns", "tiles"),
     [
@@ -48,14 +55,21 @@ def factors(device: torch.device, dtype: torch.dtype, rows: int, outputs: int, c
     ],
 )
 def test_tiled_product(
-    device: torch.device, dtype: torch.dtype, rows: int, outputs: int, columns: int, tiles: Tiles
+    device: torch.device,
+    dtype: torch.dtype,
+    rows: int,
+    outputs: int,
+    columns: int,
+    tiles: Tiles,
+    multiply: Multiply,
 ) -> None:
     x, weight = factors(device, dtype, rows, outputs, columns)
     parts = torch.full((tiles.splits, rows, outputs), torch.nan, device=device)
-    tiled_product(x, weight, parts, tiles)
+    multiply(x, weight, parts, tiles)
     check(parts.sum(0), x.double() @ weight.double().t())
 
 
+@GATE_UPS
 @pytest.mark.parametrize(
     ("rows", "inner", "columns", "has_bias"),
     [
@@ -71,43 +85,48 @@ def test_tiled_product(
     ],
 )
 def test_tiled_gate_up(
-    device: torch.device, dtype: torch.dtype, rows: int, inner: int, columns: int, has_bias: bool
+    device: torch.device, dtype: torch.dtype, rows: int, inner: int, columns: int, has_bias: bool, multiply: Multiply
 ) -> None:
     x, weight = factors(device, dtype, rows, 2 * inner, columns)
     bias = torch.randn(2 * inner, device=device).to(dtype) if has_bias else None
     out = torch.full((rows, inner), torch.nan, dtype=dtype, device=device)
-    tiled_gate_up(x, weight, out, Tiles(32, 64, 2, 4), bias=bias)
+    multiply(x, weight, out, Tiles(32, 64, 2, 4), bias=bias)
     both = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
     gate, up = both.chunk(2, dim=-1)
     check(out, F.silu(gate) * up)
 
 
-def test_one_part_may_be_rounded_with_its_bias_in_it(device: torch.device, dtype: torch.dtype) -> None:
+@PRODUCTS
+def test_one_part_may_be_rounded_with_its_bias_in_it(
+    device: torch.device, dtype: torch.dtype, multiply: Multiply
+) -> None:
     x, weight = factors(device, dtype, 100, 40, 96)
     bias = torch.randn(40, device=device).to(dtype)
     parts = torch.full((1, 100, 40), torch.nan, dtype=dtype, device=device)
-    tiled_product(x, weight, parts, Tiles(16, 32, 2, 4, rows=64), bias=bias)
+    multiply(x, weight, parts, Tiles(16, 32, 2, 4, rows=64), bias=bias)
     check(parts[0], x.double() @ weight.double().t() + bias.double())
 
 
-def test_inputs_may_be_a_slice_of_something_wider(device: torch.device) -> None:
+@PRODUCTS
+def test_inputs_may_be_a_slice_of_something_wider(device: torch.device, multiply: Multiply) -> None:
     wide = torch.full((20, 160), torch.nan, device=device)
     x, weight = factors(device, torch.float32, 20, 48, 96)
     wide[:, :96] = x
     parts = torch.full((1, 20, 48), torch.nan, device=device)
-    tiled_product(wide[:, :96], weight, parts, Tiles(16, 32, 2, 4))
+    multiply(wide[:, :96], weight, parts, Tiles(16, 32, 2, 4))
     check(parts[0], x.double() @ weight.double().t())
 
 
-def test_a_row_has_the_same_bits_in_any_company(device: torch.device, dtype: torch.dtype) -> None:
+@PRODUCTS
+def test_a_row_has_the_same_bits_in_any_company(device: torch.device, dtype: torch.dtype, multiply: Multiply) -> None:
     """At one padded number of rows; not a number in a neighbour does not reach it."""
     x, weight = factors(device, dtype, 16, 40, 128)
     tiles = Tiles(32, 32, 2, 4, splits=2)
     many = torch.empty(2, 16, 40, device=device)
-    tiled_product(x, weight, many, tiles)
+    multiply(x, weight, many, tiles)
     few = torch.empty(2, 3, 40, device=device)
     company = torch.stack((x[7], torch.full_like(x[7], torch.nan), x[2]))
-    tiled_product(company, weight, few, tiles)
+    multiply(company, weight, few, tiles)
     assert torch.equal(few[:, 0], many[:, 7])
     assert torch.equal(few[:, 2], many[:, 2])
     assert few[:, 1].isnan().all()

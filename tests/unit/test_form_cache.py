@@ -13,9 +13,12 @@ import pytest
 import torch
 
 from ramify.gpu.form_cache import FormCache, parse_form, spell_form
+from ramify.gpu.kernels.copied_product import CopiedTiles
 from ramify.gpu.kernels.row_product import RowTiles
+from ramify.gpu.kernels.row_stream import RowStream
+from ramify.gpu.kernels.tile_stream import TileStream
 from ramify.gpu.kernels.tiled_product import Tiles
-from ramify.gpu.product_forms import Product, Vendor
+from ramify.gpu.product_forms import Pace, Product, Vendor
 
 MACHINE = {"chip": "a chip", "torch": "1", "triton": "2", "kernels": "3"}
 QKV = Product("read", 6144, 4096, torch.bfloat16)
@@ -136,7 +139,9 @@ def test_one_damaged_form_is_as_if_it_were_not_there(tmp_path: Path, change: dic
 
 
 def test_forms_are_spelled_and_read_alike() -> None:
-    for form in (Vendor(), TILES, RowTiles(1, 4096, 8, 3)):
+    copied = CopiedTiles(64, 128, 4, 4, splits=2)
+    streams = (RowStream(8, 1024, 5, 4, 2), TileStream(64, 128, 4, 4, splits=2, rows=64, programs=2))
+    for form in (Vendor(), TILES, RowTiles(1, 4096, 8, 3), copied, *streams, Pace(0, 1)):
         assert parse_form(json.loads(json.dumps(spell_form(form)))) == form
     assert parse_form(None) is None
     assert parse_form({"by": "tiles", "outputs": 64}) is None

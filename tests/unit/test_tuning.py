@@ -10,13 +10,24 @@ import torch
 
 from ramify.gpu import tuning
 from ramify.gpu.form_cache import FormCache
+from ramify.gpu.kernels.copied_product import CopiedTiles
 from ramify.gpu.kernels.row_product import RowTiles
+from ramify.gpu.kernels.row_stream import RowStream
+from ramify.gpu.kernels.tile_stream import TileStream
 from ramify.gpu.kernels.tiled_product import Tiles
-from ramify.gpu.product_candidates import MOST_CANDIDATES, Chip, candidates
-from ramify.gpu.product_forms import Form, FormsByRule, Product, Vendor
+from ramify.gpu.product_candidates import (
+    MOST_CANDIDATES,
+    ROW_STREAMS,
+    ROW_TILES,
+    TILE_STREAMS,
+    Chip,
+    candidates,
+)
+from ramify.gpu.product_forms import Form, FormsByRule, Pace, Product, Vendor
 from ramify.gpu.tuning import MeasuredForms, Trial
 
 H200 = Chip(processors=132, shared_memory=227 * 1024)
+HOPPER = Chip(processors=132, shared_memory=227 * 1024, is_hopper=True)
 SMALL = Chip(processors=40, shared_memory=96 * 1024)
 QKV = Product("read", 6144, 4096, torch.bfloat16)
 PRODUCTS = [
@@ -96,18 +107,56 @@ def test_a_stored_form_that_does_not_fit_is_measured_anew() -> None:
     assert stopwatch.asked == 2
 
 
-@pytest.mark.parametrize("chip", [H200, SMALL], ids=["large chip", "small chip"])
+@pytest.mark.parametrize("chip", [H200, SMALL, HOPPER], ids=["large chip", "small chip", "Hopper"])
 @pytest.mark.parametrize("product", PRODUCTS, ids=str)
 def test_candidates_are_few_fit_and_include_the_vendors(product: Product, chip: Chip) -> None:
     for rows in ROWS:
         likely = candidates(product, rows, chip)
-        assert 2 <= len(likely) == len(set(likely)) <= MOST_CANDIDATES + 1
+        most = max(len(ROW_TILES) + len(ROW_STREAMS), MOST_CANDIDATES + 1 + len(TILE_STREAMS) + 1)
+        assert 2 <= len(likely) == len(set(likely)) <= most
         assert all(chip.holds(form, product, rows) for form in likely)
         assert (Vendor() in likely) == (rows > 1)
         for form in likely:
             if isinstance(form, Tiles):
                 assert form.splits == 1 or product.role in ("read", "added")
                 assert -(-product.columns // form.columns) >= form.splits
+
+
+def test_one_rows_forms_may_be_asked_for_by_kind() -> None:
+    """On a chip that has none of one kind, or for numbers of four bytes, both are the other."""
+    kinds = {stays: {type(form) for form in candidates(QKV, 1, HOPPER, stays)} for stays in (None, False, True)}
+    assert kinds == {None: {RowTiles, RowStream}, False: {RowTiles}, True: {RowStream}}
+    assert {type(form) for form in candidates(QKV, 1, H200, True)} == {RowTiles}
+    wide = Product("read", 6144, 4096, torch.float32)
+    assert {type(form) for form in candidates(wide, 1, HOPPER, True)} == {RowTiles}
+
+
+def test_kinds_of_one_rows_forms_are_measured_apart(tmp_path: Path) -> None:
+    stopwatch = Told(lambda form: 1.0 if isinstance(form, RowStream) else 2.0)
+    forms = forms_with(FormCache({}, tmp_path), stopwatch, HOPPER)
+    assert [type(forms.of(1, stays=stays)) for stays in (False, True, None)] == [RowTiles, RowStream, RowStream]
+    assert stopwatch.asked == 3
+    again = forms_with(FormCache({}, tmp_path), Told(lambda _: pytest.fail("it was measured before")), HOPPER)
+    assert [type(again.of(1, stays=stays)) for stays in (False, True, None)] == [RowTiles, RowStream, RowStream]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        TileStream(64, 32, 4, 4, rows=64),
+        TileStream(32, 128, 4, 4, rows=64),
+        TileStream(64, 128, 4, 4, rows=16),
+        TileStream(64, 128, 4, 4, splits=64, rows=64),
+        TileStream(64, 128, 4, 2, rows=64),
+        CopiedTiles(512, 64, 1, 8, rows=64),
+        Pace(1),
+        RowStream(8, 1024, 4, 4, 2),
+    ],
+    ids=str,
+)
+def test_what_no_chip_can_run_is_not_held(form: object) -> None:
+    """A file may hold anything that is well formed."""
+    assert not HOPPER.holds(form, QKV, 64)
 
 
 def test_float32_is_the_vendors_but_for_one_row() -> None:

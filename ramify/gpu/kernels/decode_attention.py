@@ -62,6 +62,11 @@ class Merging(NamedTuple):
     arrived: Tensor
     out: Tensor
 
+    @property
+    def lists(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        shared = self.num_parts if self.shared_parts is None else self.shared_parts
+        return self.first_part, self.num_parts, shared, self.arrived
+
 
 @triton.jit
 def _decode(  # type: ignore[no-untyped-def]  # noqa: PLR0915
@@ -292,11 +297,6 @@ def _merged(  # type: ignore[no-untyped-def]
         return output / total[:, None]
 
 
-def _lists(merging: Merging) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    shared = merging.num_parts if merging.shared_parts is None else merging.shared_parts
-    return merging.first_part, merging.num_parts, shared, merging.arrived
-
-
 def decode_attention(
     queries: Tensor,
     kv: Tensor,
@@ -331,7 +331,7 @@ def decode_attention(
         items,
         partials,
         lse,
-        *((count,) * 4 if merging is None else _lists(merging)),
+        *((count,) * 4 if merging is None else merging.lists),
         partials if merging is None else merging.out,
         queries.shape[0],
         queries.stride(0),

@@ -1,0 +1,87 @@
+"""Which pace is taken for layers, with a stopwatch that only says what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ramify.gpu.form_cache import FormCache
+from ramify.gpu.paces import LayerShape, MeasuredPace
+from ramify.gpu.product_forms import Pace, Vendor
+from ramify.gpu.tuning import Launch
+from ramify.models.families import architecture_from_config
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
+}
+SHAPE = LayerShape(architecture_from_config(LLAMA_8B), torch.bfloat16)
+
+
+class Told:
+    """Layers that are launched at a pace, and the seconds that each pace is said to take."""
+
+    def __init__(self, seconds: Callable[[Pace], float]) -> None:
+        self.seconds, self.launched = seconds, list[tuple[int, Pace]]()
+
+    def launch(self, layers: int, pace: Pace) -> None:
+        self.launched.append((layers, pace))
+
+    def stopwatch(self, launches: Sequence[Launch]) -> list[float]:
+        times = []
+        for each in launches:
+            each()
+            times.append(self.seconds(self.launched[-1][1]))
+        return times
+
+
+def paces_with(cache: FormCache, told: Told, shape: LayerShape = SHAPE) -> MeasuredPace:
+    return MeasuredPace(shape, cache, told.stopwatch)
+
+
+@pytest.mark.parametrize("fastest", [Pace(0, 0), Pace(1, 0), Pace(0, 1), Pace(1, 1)], ids=str)
+def test_the_fastest_is_taken_and_asked_for_once(tmp_path: Path, fastest: Pace) -> None:
+    told = Told(lambda pace: 1.0 if pace == fastest else 2.0)
+    paces = paces_with(FormCache({}, tmp_path), told)
+    assert [paces.of(1, told.launch) for _ in range(2)] == [fastest] * 2
+    assert {layers for layers, _ in told.launched} == {2}  # 436 MB each
+    assert len(told.launched) == 8  # four paces, once to compile
+    never = Told(lambda _: pytest.fail("it was measured before"))
+    assert paces_with(FormCache({}, tmp_path), never).of(1, never.launch) == fastest
+    assert never.launched == []
+
+
+@pytest.mark.parametrize("rows", [2, 64, 4096])
+def test_several_rows_overlap_and_are_not_timed(rows: int) -> None:
+    told = Told(lambda _: pytest.fail("there is nothing to measure"))
+    assert paces_with(FormCache({}, None), told).of(rows, told.launch) == Pace(1)
+
+
+def test_what_is_stored_under_its_name_and_is_no_pace_is_measured_anew() -> None:
+    cache = FormCache({}, None)
+    cache._forms[f"{SHAPE.name}, 1 rows"] = Vendor()
+    told = Told(lambda pace: 1.0 + pace.overlaps + pace.stays)
+    assert paces_with(cache, told).of(1, told.launch) == Pace(0)
+
+
+def test_other_layers_are_measured_for_themselves() -> None:
+    cache = FormCache({}, None)
+    told = Told(lambda pace: 1.0 + pace.overlaps)
+    paces_with(cache, told).of(1, told.launch)
+    small = LayerShape(replace(SHAPE.arch, intermediate_size=3072, hidden_size=1024), torch.bfloat16)
+    assert small.num_tried > SHAPE.num_tried
+    other = Told(lambda pace: 2.0 - pace.overlaps + pace.stays)
+    assert paces_with(cache, other, small).of(1, other.launch) == Pace(1)
