@@ -1,6 +1,6 @@
-"""What masks of grammars cost the host: all rows of a step, by number of threads, for schemas of several kinds.
+"""What masks of grammars cost the host: all rows of a step, by number of threads or processes, for several schemas.
 
-    python bench/masks.py [--rows 256] [--steps 128] [--threads 1 2 4 8 16] [--schemas person short …]
+    python bench/masks.py [--rows 256] [--steps 128] [--threads 1 2 4 8 16] [--workers 2 4 8 12] [--schemas …]
 
 Rows take random tokens that their grammar allows, as a model of random weights does, over the vocabulary of
 bench/random_tokenizer.py. Told of a step: its mean and its worst time, and the share that is Python's alone.
@@ -68,21 +68,26 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--workers", type=int, nargs="*", default=[2, 4, 8, 12])
     parser.add_argument("--schemas", nargs="+", choices=list(known), default=list(known))
     options = parser.parse_args()
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder))
         codec = TextCodec(load_folder(Path(folder)))
-    print(f"{'schema':<14}{'threads':>8}{'ms a step':>11}{'median':>8}{'worst':>8}{'us a mask':>11}")
+    print(f"{'schema':<14}{'':>11}{'ms a step':>11}{'median':>8}{'worst':>8}{'us a mask':>11}")
     for name in options.schemas:
-        for count in options.threads:
-            grammars = Grammars(codec, MaskThreads(count))
+        ways = [(count, "threads") for count in options.threads] + [(count, "workers") for count in options.workers]
+        for count, kind in ways:
+            grammars = Grammars(codec, MaskThreads(count if kind == "threads" else 1))
+            if kind == "workers":
+                grammars.use_workers(count)
             structure = Structure("json", json.dumps(known[name]))
             seconds, each = measure(grammars, structure, options.rows, options.steps)
             mean, median, worst = (1e3 * value for value in (np.mean(seconds), np.median(seconds), max(seconds)))
-            print(f"{name:<14}{count:8d}{mean:11.3f}{median:8.3f}{worst:8.3f}{1e6 * each:11.1f}", flush=True)
-            results[f"{name}/{count}"] = round(float(mean), 4)
+            line = f"{name:<14}{count:3d} {kind}{mean:11.3f}{median:8.3f}{worst:8.3f}{1e6 * each:11.1f}"
+            print(line, flush=True)
+            results[f"{name}/{count} {kind}"] = round(float(mean), 4)
     print(json.dumps({"rows": options.rows, "ms": results}))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ramify import LLM
 from ramify.engine.core import EngineCore
 from ramify.structured.mask_threads import Mask
-from ramify.structured.matcher import Beginning, Matcher, bits_of
+from ramify.structured.matcher import Beginning, Ends, LocalMatcher, Matcher, bits_of
 
 
 class Sevenths:
@@ -65,9 +65,10 @@ class NoThreads:
 
 
 def matcher_from(root: Sevenths, begun: Sequence[int] = ()) -> Matcher:
-    ends, mask = frozenset(root.ends), bits_of(root.ends, root.vocab_size + 1)
     threads: Any = NoThreads()
-    return Matcher(Beginning(lambda: root, root.vocab_size, ends, mask, threads, tuple(begun)))
+    return LocalMatcher(
+        Beginning(lambda: root, root.vocab_size, Ends.of(root.ends, root.vocab_size), threads, tuple(begun))
+    )
 
 
 def begin_sevenths(vocab_size: int, length: int = 12) -> Any:

@@ -33,6 +33,7 @@ from ramify.models.loader import ModelLoader, rank_devices
 from ramify.parallel.team import Team
 from ramify.sampling.mixing import Mixer
 from ramify.structured.grammars import Grammars
+from ramify.structured.mask_threads import num_workers
 from ramify.text.codec import TextCodec
 from ramify.text.tokenizer import Tokenizer
 
@@ -213,6 +214,8 @@ def _assemble(
         with on(device):
             warm_up(step, largest, blocks, say)
     has_tokenizer = codec.tokenizer is not None
+    if on_gpu:  # it waits for no masks that are found in time
+        grammars.use_workers(num_workers())
     return EngineCore(
         Scheduler(
             managers,

@@ -14,6 +14,7 @@ from ramify.device.reads import Int64s
 from ramify.device.rows import upload
 from ramify.engine.plan import Asking
 from ramify.structured.mask_threads import WORD
+from ramify.structured.mask_workers import Area, MaskWorkers, workers_of
 from ramify.structured.matcher import Asked, bits_of, num_words, write_masks
 
 
@@ -22,6 +23,7 @@ class GrammarMasks:
         """allowed (slots, words) int32, on the device: a bit for each token; zeros where no mask reaches."""
         self._allowed = allowed
         self._passages: list[_Passage] = []  # two, in turns; nobody has asked for any yet
+        self._workers: MaskWorkers | None = None  # who write into them
 
     def write(self, slots: Int64s, drawing: Sequence[Asking]) -> None:
         """What may follow each of these outputs, to its slot.
@@ -29,9 +31,9 @@ class GrammarMasks:
         A grammar that cannot be followed any further allows nothing, which ends its request with an error.
         """
         asked = [Asked(each.matcher, each.output) for each in drawing if each.matcher is not None]
-        passage = self._passage(num_words(asked))
+        passage = self._passage(num_words(asked), workers_of(asked))
         masks = passage.take(len(asked)).numpy().view(np.uint32)
-        write_masks(asked, masks)
+        write_masks(asked, masks, passage.area)
         for row, each in enumerate(drawing):
             if each.demands.params.allowed_token_ids and not asked[row].matcher.is_over:
                 masks[row] &= bits_of(each.demands.params.allowed_token_ids, masks.shape[1] * WORD)
@@ -40,21 +42,28 @@ class GrammarMasks:
         table.index_copy_(0, where, passage.send(len(asked))[:, : table.shape[1]])
         passage.release()
 
-    def _passage(self, width: int) -> _Passage:
-        if not self._passages or self._passages[0].width != width:
+    def _passage(self, width: int, workers: MaskWorkers | None) -> _Passage:
+        if not self._passages or self._passages[0].width != width or self._workers is not workers:
             rows, device = self._allowed.shape[0], self._allowed.device
-            self._passages = [_Passage(rows, width, device) for _ in range(2)]
+            areas = [None, None] if workers is None else [workers.area(turn, rows) for turn in range(2)]
+            self._passages = [_Passage(rows, width, device, area) for area in areas]
+            self._workers = workers
         self._passages.reverse()
         return self._passages[0]
 
 
 class _Passage:
-    """Pinned memory, and where it is copied to; on a CPU both are the same."""
+    """Pinned memory, and where it is copied to; on a CPU both are the same. The memory may be an area of workers."""
 
-    def __init__(self, rows: int, width: int, device: torch.device) -> None:
-        self.width = width
+    def __init__(self, rows: int, width: int, device: torch.device, area: Area | None) -> None:
+        self.width, self.area = width, area
         self._is_on_gpu = device.type == "cuda"
-        self._host = torch.zeros(rows, width, dtype=torch.int32, pin_memory=self._is_on_gpu)
+        if area is None:
+            self._host = torch.zeros(rows, width, dtype=torch.int32, pin_memory=self._is_on_gpu)
+        else:
+            self._host = torch.from_numpy(area.masks.view(np.int32))
+            if self._is_on_gpu:
+                pin(self._host)
         self._device = self._host
         if self._is_on_gpu:
             self._device = torch.empty(rows, width, dtype=torch.int32, device=device)
@@ -82,3 +91,9 @@ class _Passage:
         """The current stream has read all that was sent."""
         if self._is_on_gpu:
             self._read.record()
+
+
+def pin(memory: Tensor) -> None:
+    """Lets copies from it go on while the host does other things; if the driver does not want to, they are slower."""
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    runtime.cudaHostRegister(memory.data_ptr(), memory.numel() * memory.element_size(), 0)

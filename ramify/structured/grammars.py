@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ramify.errors import InvalidInputError, UnsupportedError
 from ramify.process.bounded import BoundedProcess, FailedError, OutOfMemoryError, OutOfTimeError
@@ -16,14 +16,17 @@ from ramify.structured.faults import TOO_LARGE, TOO_LONG, fault_of
 from ramify.structured.lark import lark_of
 from ramify.structured.limited_strings import LimitedStrings
 from ramify.structured.mask_threads import MaskThreads
-from ramify.structured.matcher import Beginning, Matcher, bits_of
+from ramify.structured.matcher import Beginning, Ends, LocalMatcher, Matcher
 from ramify.structured.plain_tokens import NEUTRAL, PlainTokens
 from ramify.structured.roots import Roots
-from ramify.structured.string_limits import limits_of
+from ramify.structured.string_limits import StringLimits, limits_of
 from ramify.structured_outputs import Structure
 from ramify.text.codec import TextCodec
 from ramify.text.token_text import spelled_bytes
 from ramify.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ramify.structured.mask_workers import MaskWorkers
 
 SECONDS = 1  # of the processor's time to build a grammar
 MEMORY_BYTES = 2 * 2**30
@@ -35,6 +38,8 @@ MOST_MORE_ROOTS = 96  # beyond one for each grammar
 @dataclass(slots=True)
 class _Grammar:
     roots: Roots
+    limits: StringLimits | None = None
+    key: int | None = None  # by which workers know it
     strings_roots: Roots | None = None  # over the second vocabulary, of `PlainTokens`
     strings: Callable[[], LimitedStrings] | None = None
 
@@ -56,6 +61,8 @@ class Grammars:
         self._tokenizer = codec.tokenizer
         self._built: OrderedDict[Structure, _Grammar] = OrderedDict()
         self._threads = MaskThreads() if threads is None else threads
+        self._num_workers = 0
+        self._workers: MaskWorkers | None = None
         self._lock = threading.Lock()
 
     def check(self, structure: Structure) -> None:
@@ -68,17 +75,37 @@ class Grammars:
             raise UnsupportedError(
                 "structured_outputs need a token that ends an output, and this model names none: give stop_token_ids"
             )
-        grammar, num_tokens = self._grammar(structure), len(self._tokens) - 1
-        mask = bits_of(ends, num_tokens + 1)
-        matcher = Matcher(
-            Beginning(
-                grammar.roots.deal, num_tokens, frozenset(ends), mask, self._threads, tuple(begun), grammar.strings
-            )
-        )
-        if matcher.state.is_error():
-            raise InvalidInputError("structured_outputs do not allow what stands before the output")
-        self._bound_roots()
-        return matcher
+        grammar, num_tokens, before = self._grammar(structure), len(self._tokens) - 1, tuple(begun)
+        its_ends = Ends.of(ends, num_tokens)
+        workers = self._running_workers()
+        if workers is None or before:
+            beginning = Beginning(grammar.roots.deal, num_tokens, its_ends, self._threads, before, grammar.strings)
+            matcher = LocalMatcher(beginning)
+            if matcher.state.is_error():
+                raise InvalidInputError("structured_outputs do not allow what stands before the output")
+            self._bound_roots()
+            return matcher
+        with self._lock:
+            if grammar.key is None:
+                grammar.key = workers.know(lark_of(structure), grammar.limits)
+        return workers.begin(grammar.key, its_ends)
+
+    def use_workers(self, count: int) -> None:
+        """From now on masks are found by so many processes, if there is more than one; they start when first needed."""
+        self._num_workers = count if count > 1 else 0
+
+    def _running_workers(self) -> MaskWorkers | None:
+        if not self._num_workers:
+            return None
+        with self._lock:
+            if self._workers is None:
+                from ramify.structured.mask_workers import MaskWorkers
+
+                self._workers = MaskWorkers(self._tokens, self._special, self._num_workers)
+            if self._workers.is_lost:
+                self._num_workers = 0
+                return None
+            return self._workers
 
     def _bound_roots(self) -> None:
         with self._lock:
@@ -105,15 +132,17 @@ class Grammars:
 
         lark, most = lark_of(structure), self._threads.count
         built = _Grammar(Roots(partial(build, self._vocabulary, lark), most))
-        limits = limits_of(structure.source, NEUTRAL) if structure.kind == "json" else None
-        if limits is not None:
+        limits = built.limits = limits_of(structure.source, NEUTRAL) if structure.kind == "json" else None
+        if limits is not None and not self._num_workers:
             plain = self._plain
             built.strings_roots = Roots(partial(build, plain.tokenizer, lark), most)
             built.strings = partial(LimitedStrings, built.strings_roots.deal, limits, plain)
         with self._lock:
             self._built[structure] = built
             while len(self._built) > MOST_KEPT:
-                self._built.popitem(last=False)
+                _, oldest = self._built.popitem(last=False)
+                if oldest.key is not None and self._workers is not None:
+                    self._workers.forget(oldest.key)
         return built
 
     def _tried(self, structure: Structure) -> str:

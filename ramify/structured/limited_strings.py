@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,10 +34,11 @@ class LimitedStrings:
             other.root, other.state, other._num_told = self.root, self.state.deep_copy(), self._num_told
         return other
 
-    def take(self, token_id: int) -> None:
-        spelled = self.plain.tokens[token_id]
-        self._text += spelled
-        self.position.take(spelled, self.plain.lengths[token_id])
+    def take(self, token_ids: Iterable[int]) -> None:
+        tokens, lengths = self.plain.tokens, self.plain.lengths
+        for token_id in token_ids:
+            self._text += tokens[token_id]
+            self.position.take(tokens[token_id], lengths[token_id])
 
     @property
     def are_near(self) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
+from collections.abc import Iterator
 from functools import cache
 from itertools import product
 from typing import Any
@@ -17,7 +19,8 @@ from tokenizers import AddedToken, decoders, models
 
 from ramify.structured.grammars import Grammars
 from ramify.structured.mask_threads import Mask, MaskThreads
-from ramify.structured.matcher import Asked, Matcher, num_words, write_masks
+from ramify.structured.mask_workers import RemoteMatcher, workers_of
+from ramify.structured.matcher import Asked, LocalMatcher, Matcher, num_words, write_masks
 from ramify.structured.plain_tokens import LONGEST, NEUTRAL
 from ramify.structured.roots import OUTPUTS_EACH, Roots
 from ramify.structured.string_limits import MOST_NAMED, StringLimits, limits_of
@@ -75,15 +78,17 @@ def grammars() -> Grammars:
     return Grammars(codec(), MaskThreads(3))
 
 
-def begin(schema: Any) -> Matcher:
-    return grammars().begin(Structure("json", json.dumps(schema)), [end()])
+def begin(schema: Any) -> LocalMatcher:
+    matcher = grammars().begin(Structure("json", json.dumps(schema)), [end()])
+    assert isinstance(matcher, LocalMatcher)
+    return matcher
 
 
-def alone(matcher: Matcher) -> Mask:
+def alone(matcher: LocalMatcher) -> Mask:
     """By llguidance, over the whole vocabulary; for an output that is not over."""
     state = matcher.state.deep_copy()
-    if matcher._untold:
-        state.consume_tokens(matcher._untold)
+    if matcher.untold:
+        state.consume_tokens(matcher.untold)
     num_tokens = matcher._beginning.num_tokens
     flags = np.unpackbits(np.frombuffer(state.compute_bitmask(), np.uint8), bitorder="little")[: num_tokens + 1]
     assert not state.is_error()
@@ -140,7 +145,7 @@ def test_masks_near_a_limit_are_those_of_the_whole_vocabulary(kind: str) -> None
         matchers = [begin(schema) for _ in range(4)]
         for _ in range(25):
             asked = [Asked(matcher, ()) for matcher in matchers]
-            num_near += sum(matcher._strings is not None and matcher._strings.are_near for matcher in matchers)
+            num_near += sum(matcher.strings is not None and matcher.strings.are_near for matcher in matchers)
             expected = [alone(matcher) for matcher in matchers]
             masks = np.zeros((len(matchers), num_words(asked)), np.uint32)
             assert write_masks(asked, masks) == {}
@@ -189,6 +194,75 @@ def test_a_fault_is_told_of_its_row_alone() -> None:
     assert "cannot be followed any further" in faults[1]
     assert allowed(masks[1]) == []
     assert allowed(masks[0]) == allowed(masks[2]) != []
+
+
+# -- processes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def by_workers() -> Iterator[Grammars]:
+    own = Grammars(codec(), MaskThreads(1))
+    own.use_workers(2)
+    yield own
+    if own._workers is not None:
+        own._workers.close()
+
+
+@pytest.mark.parametrize("kind", ["short", "keys", "a pattern"])
+def test_processes_find_the_same_masks(by_workers: Grammars, kind: str) -> None:
+    """Whether they write them where a step's are, or aside; of forks too, and after tokens that are only presumed."""
+    numbers = random.Random(kind)
+    structure = Structure("json", json.dumps({"type": "array", "items": ITEMS[kind], "minItems": 9}))
+    remote: list[Matcher] = [by_workers.begin(structure, [end()]) for _ in range(5)]
+    local: list[Matcher] = [begin(json.loads(structure.source)) for _ in range(5)]
+    workers = workers_of([Asked(remote[0], ())])
+    assert workers is not None
+    outputs: list[list[int]] = [[] for _ in remote]
+    for step in range(20):
+        truth = np.zeros((5, num_words([Asked(local[0], ())])), np.uint32)
+        write_masks([Asked(*each) for each in zip(local, outputs, strict=True)], truth)
+        area = workers.area(step % 2, 5) if step % 3 else None
+        masks = np.zeros_like(truth) if area is None else area.masks
+        assert write_masks([Asked(*each) for each in zip(remote, outputs, strict=True)], masks, area) == {}
+        assert np.array_equal(masks, truth)
+        for number, output in enumerate(outputs):
+            going_on = [token_id for token_id in allowed(truth[number]) if token_id != end()]
+            drafted = [numbers.choice(going_on), numbers.choice(range(200))]
+            for count in (0, 1, 2):
+                told = [each[number].allowed_after([*output, *drafted[:count]], count) for each in (remote, local)]
+                assert (told[0] is None) == (told[1] is None)
+                assert told[0] is None or np.array_equal(*told)  # type: ignore[arg-type]
+            if step % 5 == 4:
+                remote[number], local[number] = remote[number].fork(), local[number].fork()
+            output.append(drafted[0])
+    gc.collect()
+    write_masks([Asked(remote[0], ())], masks)  # whoever was forked from is forgotten with the next frame
+
+
+def test_samples_of_one_prompt_are_dealt_to_all_processes(by_workers: Grammars) -> None:
+    first = by_workers.begin(Structure("json", '{"type": "integer"}'), [end()])
+    forks = [first.fork() for _ in range(4)]
+    assert len({id(fork.worker) for fork in forks if isinstance(fork, RemoteMatcher)}) == 2
+
+
+def test_a_process_that_ends_ends_its_outputs_and_no_others() -> None:
+    own = Grammars(codec(), MaskThreads(1))
+    own.use_workers(2)
+    structure = Structure("json", '{"type": "integer"}')
+    matchers = [own.begin(structure, [end()]) for _ in range(4)]
+    masks = np.zeros((4, num_words([Asked(matchers[0], ())])), np.uint32)
+    asked = [Asked(matcher, ()) for matcher in matchers]
+    assert write_masks(asked, masks) == {}
+    lost = matchers[0]
+    assert isinstance(lost, RemoteMatcher)
+    lost.worker._process.kill()
+    faults = write_masks(asked, masks)
+    assert set(faults) == {0, 2}
+    assert "has ended" in faults[0]
+    assert allowed(masks[0]) == []
+    assert allowed(masks[1]) != []
+    assert isinstance(own.begin(structure, [end()]), LocalMatcher), "from then on without them"
+    lost.workers.close()
 
 
 # -- roots -----------------------------------------------------------------------------------------------------------
@@ -265,14 +339,14 @@ LIMITS: list[tuple[Any, int | None, list[str]]] = [
 
 
 @pytest.mark.parametrize(("schema", "least", "named"), LIMITS, ids=lambda value: str(value)[:40])
-def test_what_schemas_say_of_strings(schema: Any, least: int | None, named: list[str]) -> None:
+def test_what_schemas_say_ofstrings(schema: Any, least: int | None, named: list[str]) -> None:
     found = limits_of(json.dumps(schema), NEUTRAL)
     assert (None if found is None else found.least) == least
     if found is not None:
         assert set(named) <= {text.decode() for text in found.named}
 
 
-def test_named_strings_are_found_by_their_beginning() -> None:
+def test_namedstrings_are_found_by_their_beginning() -> None:
     limits = StringLimits(3, sorted([b"ab", b"abc", b"b", *(b"x%d" % number for number in range(MOST_NAMED + 1))]))
     assert limits.named_after(b"a") == [b"b", b"bc"]
     assert limits.named_after(b"abc") == [b""]

@@ -1,0 +1,221 @@
+"""MaskWorkers: processes that find the masks of a step, each those of its own outputs.
+
+llguidance's threads gain nothing where masks are quick: they wait for each other's locks, and waking them takes as long
+as the masks do. Processes share nothing but the memory where masks are written. From there they may go to a GPU as they
+are.
+
+    host       a frame to each worker: of every output its number, its last token, its row
+    workers    take the tokens, and write the masks into the rows
+    host       reads a frame of each: what is wrong, if anything is
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramify.process.bounded_child import LENGTH, read_frame
+from ramify.structured.mask_threads import WORD, Mask
+from ramify.structured.mask_worker import NOTHING, REQUEST, STEP, Setup
+from ramify.structured.matcher import Area, Asked, Ends, GrammarFaultError, Matcher
+from ramify.structured.string_limits import StringLimits
+
+MOST_ROWS = 2_048
+STEPS, ASIDE = 2, 2  # areas for steps, in turns, and the one of all else
+LOST = "a process that finds masks of structured_outputs has ended"
+FOLDER = Path(__file__).parents[2]
+
+_Process = subprocess.Popen[bytes]
+
+
+class MaskWorkers:
+    def __init__(self, tokens: Sequence[bytes], special_token_ids: Sequence[int], count: int) -> None:
+        """Starts them; they are ready once they answer. The last token is the end of a text."""
+        self.num_tokens = len(tokens) - 1
+        shape = (STEPS + 1, MOST_ROWS, -(-len(tokens) // WORD))
+        file = os.memfd_create("masks")
+        os.ftruncate(file, 4 * int(np.prod(shape)))  # pages are there once they are written
+        self.areas: NDArray[np.uint32] = np.frombuffer(mmap.mmap(file, 0), np.uint32).reshape(shape)
+        first = pickle.dumps(Setup(list(tokens), list(special_token_ids), file, shape))
+        self._workers = [_Worker(file, first) for _ in range(count)]
+        os.close(file)
+        self._numbers = itertools.count()
+        self._keys = itertools.count()
+        self.is_lost = False
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+
+    def know(self, lark: str, limits: StringLimits | None) -> int:
+        """A grammar, which is known to be sound: its key."""
+        key = next(self._keys)
+        for worker in self._workers:
+            worker.request("know", key, lark, limits)
+        return key
+
+    def forget(self, key: int) -> None:
+        for worker in self._workers:
+            worker.request("forget", key)
+
+    def begin(self, key: int, ends: Ends) -> RemoteMatcher:
+        number = next(self._numbers)
+        worker = self._workers[number % len(self._workers)]
+        worker.request("begin", number, key, ends.token_ids)
+        return RemoteMatcher(self, worker, number, key, ends)
+
+    def area(self, number: int, rows: int) -> Area | None:
+        """For a step of so many rows; None if they are too many."""
+        return Area(number, self.areas[number, :rows]) if rows <= MOST_ROWS else None
+
+    def next_number(self) -> int:
+        return next(self._numbers)
+
+    def find(self, matchers: Sequence[RemoteMatcher], rows: Sequence[int], area: int) -> dict[int, str]:
+        """Into these rows of the area. Returns what is wrong with which."""
+        asked: dict[_Worker, list[int]] = {}  # an output's number, its last token, its row, and so on
+        for matcher, row in zip(matchers, rows, strict=True):
+            untold, last = matcher.untold, NOTHING
+            if untold:
+                last = untold.pop()
+                if untold:
+                    matcher.worker.request("take", matcher.number, untold)
+                    matcher.untold = []
+            asked.setdefault(matcher.worker, []).extend((matcher.number, last, row))
+        faults: dict[int, str] = {}
+        for worker, entries in asked.items():
+            worker.send(struct.pack(f"4B{len(entries)}i", STEP, area, 0, 0, *entries))
+        for worker, entries in asked.items():
+            found = worker.answer()
+            if found is None:
+                self.is_lost = True
+                found = dict.fromkeys(entries[2::3], LOST)
+                self.areas[area, list(found)] = 0
+            faults |= found
+        return faults
+
+
+class _Worker:
+    """One process. Several threads may send; one reads."""
+
+    def __init__(self, file: int, first: bytes) -> None:
+        path = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._process: _Process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "ramify.structured.mask_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(file,),
+            env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        )
+        self._lock = threading.Lock()
+        self.freed: list[int] = []  # outputs that nobody follows any more
+        weakref.finalize(self, _end, self._process)
+        self.send(first)
+
+    def close(self) -> None:
+        _end(self._process)
+
+    def request(self, name: str, *arguments: Any) -> None:
+        self.send(bytes([REQUEST]) + pickle.dumps((name, *arguments)))
+
+    def send(self, frame: bytes) -> None:
+        freed, self.freed = self.freed, []
+        if freed:
+            self.request("free", freed)
+        stream = self._process.stdin
+        assert stream is not None
+        with self._lock, suppress(BrokenPipeError, ValueError):  # it has ended, which reading will tell
+            stream.write(LENGTH.pack(len(frame)) + frame)
+            stream.flush()
+
+    def answer(self) -> Any:
+        """None if it has ended."""
+        assert self._process.stdout is not None
+        frame = read_frame(self._process.stdout)
+        return None if frame is None else pickle.loads(frame) if frame else {}
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        self.request(name, *arguments)
+        return self.answer()
+
+
+class RemoteMatcher(Matcher):
+    """One whose state a worker has."""
+
+    __slots__ = ("_key", "number", "worker", "workers")
+
+    def __init__(self, workers: MaskWorkers, worker: _Worker, number: int, key: int, ends: Ends) -> None:
+        super().__init__(ends)
+        self.workers, self.worker, self.number = workers, worker, number
+        self._key = key
+
+    def __del__(self) -> None:
+        self.worker.freed.append(self.number)
+
+    def fork(self) -> RemoteMatcher:
+        """Before the first token it begins by itself, where the next worker can follow it."""
+        if not self.num_taken:
+            return self.workers.begin(self._key, self.ends)
+        self._tell()
+        number = self.workers.next_number()
+        self.worker.request("fork", self.number, number)
+        copy = RemoteMatcher(self.workers, self.worker, number, self._key, self.ends)
+        copy.num_taken, copy.is_over = self.num_taken, self.is_over
+        return copy
+
+    def presume(self, token_ids: Sequence[int]) -> Mask | None:
+        if self.is_over:
+            return self.ends.mask
+        self._tell()
+        found = self.worker.ask("presume", self.number, list(token_ids))
+        if isinstance(found, str):
+            raise GrammarFaultError(found)
+        return None if found is None else np.frombuffer(found, np.uint32)
+
+    def _tell(self) -> None:
+        if self.untold:
+            self.worker.request("take", self.number, self.untold)
+            self.untold = []
+
+    @classmethod
+    def find_all(
+        cls, matchers: Sequence[RemoteMatcher], rows: Sequence[int], into: Mask, area: Area | None = None
+    ) -> dict[int, str]:
+        workers = matchers[0].workers
+        if area is not None:
+            return workers.find(matchers, rows, area.number)
+        faults: dict[int, str] = {}
+        for start in range(0, len(rows), MOST_ROWS):
+            some, places = rows[start : start + MOST_ROWS], range(len(rows[start : start + MOST_ROWS]))
+            found = workers.find(matchers[start : start + MOST_ROWS], places, ASIDE)
+            into[list(some)] = workers.areas[ASIDE, : len(some)]
+            faults |= {some[place]: fault for place, fault in found.items()}
+        return faults
+
+
+def workers_of(asked: Iterable[Asked]) -> MaskWorkers | None:
+    """Who find most of these masks."""
+    return next((each.matcher.workers for each in asked if isinstance(each.matcher, RemoteMatcher)), None)
+
+
+def _end(process: _Process) -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with suppress(BrokenPipeError, ValueError):
+                stream.close()
