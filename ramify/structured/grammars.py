@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ class _Grammar:
     roots: Roots
     limits: StringLimits | None = None
     key: int | None = None  # by which workers know it
+    lock: threading.Lock = field(default_factory=threading.Lock)
     strings_roots: Roots | None = None  # over the second vocabulary, of `PlainTokens`
     strings: Callable[[], LimitedStrings] | None = None
 
@@ -77,18 +78,19 @@ class Grammars:
             )
         grammar, num_tokens, before = self._grammar(structure), len(self._tokens) - 1, tuple(begun)
         its_ends = Ends.of(ends, num_tokens)
-        workers = self._running_workers()
-        if workers is None or before:
-            beginning = Beginning(grammar.roots.deal, num_tokens, its_ends, self._threads, before, grammar.strings)
-            matcher = LocalMatcher(beginning)
-            if matcher.state.is_error():
-                raise InvalidInputError("structured_outputs do not allow what stands before the output")
-            self._bound_roots()
-            return matcher
-        with self._lock:
-            if grammar.key is None:
-                grammar.key = workers.know(lark_of(structure), grammar.limits)
-        return workers.begin(grammar.key, its_ends)
+        workers = None if before else self._running_workers()
+        if workers is not None:
+            with grammar.lock:
+                if grammar.key is None:
+                    grammar.key = workers.know(lark_of(structure), grammar.limits)
+            if not workers.is_lost:
+                return workers.begin(grammar.key, its_ends)
+        beginning = Beginning(grammar.roots.deal, num_tokens, its_ends, self._threads, before, grammar.strings)
+        matcher = LocalMatcher(beginning)
+        if matcher.state.is_error():
+            raise InvalidInputError("structured_outputs do not allow what stands before the output")
+        self._bound_roots()
+        return matcher
 
     def use_workers(self, count: int) -> None:
         """From now on masks are found by so many processes, if there is more than one; they start when first needed."""

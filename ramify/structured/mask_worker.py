@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ramify.process.bounded_child import LENGTH, read_frame
 from ramify.structured.grammar_child import Vocabulary, build
@@ -27,6 +28,7 @@ from ramify.structured.string_limits import StringLimits
 
 STEP, REQUEST = b"SR"  # first bytes of frames
 NOTHING = -1  # in the place of a token
+PAGE_WORDS = 1_024
 
 
 class Setup(NamedTuple):
@@ -34,8 +36,20 @@ class Setup(NamedTuple):
 
     tokens: list[bytes]
     special_token_ids: list[int]
-    file: int  # memory that is shared: (areas, rows, words) uint32
-    shape: tuple[int, int, int]
+    file: int  # memory that is shared: a page, in which each worker says how far it is, then areas of masks
+    shape: tuple[int, int, int]  # areas, rows, words of uint32
+    place: int  # of this worker, among all
+
+
+def shared(file: int, shape: tuple[int, int, int]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """How far each worker is, and the areas."""
+    memory = mmap.mmap(file, num_bytes(shape))
+    words = np.frombuffer(memory, np.uint32)
+    return words[:PAGE_WORDS], words[PAGE_WORDS:].reshape(shape)
+
+
+def num_bytes(shape: tuple[int, int, int]) -> int:
+    return 4 * (PAGE_WORDS + int(np.prod(shape)))
 
 
 class _Grammar(NamedTuple):
@@ -46,16 +60,14 @@ class _Grammar(NamedTuple):
 class Worker:
     def __init__(self, setup: Setup) -> None:
         self._tokens, self._special = setup.tokens, setup.special_token_ids
-        memory = mmap.mmap(setup.file, 4 * int(np.prod(setup.shape)))
-        self._areas = np.frombuffer(memory, np.uint32).reshape(setup.shape)
+        self._progress, self._areas = shared(setup.file, setup.shape)
+        self._place = setup.place
         self._grammars: dict[int, Future[_Grammar]] = {}
         self._matchers: dict[int, LocalMatcher] = {}
         self._threads = MaskThreads(1)
         self._builder = ThreadPoolExecutor(1)  # steps of others go on while a grammar is built
-
-    @cached_property
-    def _vocabulary(self) -> Any:
-        return Vocabulary(self._tokens, self._special).tokenizer()
+        self._vocabulary = Vocabulary(self._tokens, self._special).tokenizer()
+        self._progress[self._place] = 1  # and one more for every grammar that is built
 
     @cached_property
     def _plain(self) -> PlainTokens:
@@ -78,12 +90,12 @@ class Worker:
         self._grammars[key] = self._builder.submit(self._build, lark, limits)
 
     def _build(self, lark: str, limits: StringLimits | None) -> _Grammar:
-        roots = Roots(partial(build, self._vocabulary, lark), 1)
-        if limits is None:
-            return _Grammar(roots, None)
-        plain = self._plain
-        second = Roots(partial(build, plain.tokenizer, lark), 1)
-        return _Grammar(roots, partial(LimitedStrings, second.deal, limits, plain))
+        roots, strings = Roots(partial(build, self._vocabulary, lark), 1), None
+        if limits is not None:
+            plain = self._plain
+            strings = partial(LimitedStrings, Roots(partial(build, plain.tokenizer, lark), 1).deal, limits, plain)
+        self._progress[self._place] += 1
+        return _Grammar(roots, strings)
 
     def forget(self, key: int) -> None:
         """Outputs that have begun go on."""

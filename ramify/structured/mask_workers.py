@@ -12,13 +12,13 @@ are.
 from __future__ import annotations
 
 import itertools
-import mmap
 import os
 import pickle
 import struct
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -26,16 +26,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ramify.process.bounded_child import LENGTH, read_frame
 from ramify.structured.mask_threads import WORD, Mask
-from ramify.structured.mask_worker import NOTHING, REQUEST, STEP, Setup
+from ramify.structured.mask_worker import NOTHING, REQUEST, STEP, Setup, num_bytes, shared
 from ramify.structured.matcher import Area, Asked, Ends, GrammarFaultError, Matcher
 from ramify.structured.string_limits import StringLimits
 
 MOST_ROWS = 2_048
 STEPS, ASIDE = 2, 2  # areas for steps, in turns, and the one of all else
+POLL_SECONDS = 0.002
 LOST = "a process that finds masks of structured_outputs has ended"
 FOLDER = Path(__file__).parents[2]
 
@@ -44,29 +44,42 @@ _Process = subprocess.Popen[bytes]
 
 class MaskWorkers:
     def __init__(self, tokens: Sequence[bytes], special_token_ids: Sequence[int], count: int) -> None:
-        """Starts them; they are ready once they answer. The last token is the end of a text."""
+        """Starts them, and waits until they are ready. The last token is the end of a text."""
         self.num_tokens = len(tokens) - 1
         shape = (STEPS + 1, MOST_ROWS, -(-len(tokens) // WORD))
         file = os.memfd_create("masks")
-        os.ftruncate(file, 4 * int(np.prod(shape)))  # pages are there once they are written
-        self.areas: NDArray[np.uint32] = np.frombuffer(mmap.mmap(file, 0), np.uint32).reshape(shape)
-        first = pickle.dumps(Setup(list(tokens), list(special_token_ids), file, shape))
-        self._workers = [_Worker(file, first) for _ in range(count)]
+        os.ftruncate(file, num_bytes(shape))  # pages are there once they are written
+        self._progress, self.areas = shared(file, shape)
+        setup = Setup(list(tokens), list(special_token_ids), file, shape, 0)
+        self._workers = [_Worker(file, pickle.dumps(setup._replace(place=place))) for place in range(count)]
         os.close(file)
         self._numbers = itertools.count()
-        self._keys = itertools.count()
+        self._num_known = 0
+        self._lock = threading.Lock()
         self.is_lost = False
+        self._wait(1)
 
     def close(self) -> None:
         for worker in self._workers:
             worker.close()
 
     def know(self, lark: str, limits: StringLimits | None) -> int:
-        """A grammar, which is known to be sound: its key."""
-        key = next(self._keys)
-        for worker in self._workers:
-            worker.request("know", key, lark, limits)
+        """A grammar, which is known to be sound: its key, once all have built it."""
+        with self._lock:
+            self._num_known += 1
+            key = self._num_known
+            for worker in self._workers:
+                worker.request("know", key, lark, limits)
+        self._wait(1 + key)
         return key
+
+    def _wait(self, progress: int) -> None:
+        """Until all workers are so far, or one of them will never be."""
+        while (self._progress[: len(self._workers)] < progress).any():
+            if not all(worker.is_alive for worker in self._workers):
+                self.is_lost = True
+                return
+            time.sleep(POLL_SECONDS)
 
     def forget(self, key: int) -> None:
         for worker in self._workers:
@@ -128,6 +141,10 @@ class _Worker:
 
     def close(self) -> None:
         _end(self._process)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
 
     def request(self, name: str, *arguments: Any) -> None:
         self.send(bytes([REQUEST]) + pickle.dumps((name, *arguments)))
