@@ -54,10 +54,6 @@ class Sevenths:
 class NoThreads:
     """What MaskThreads do, one after the other."""
 
-    def take(self, states: Sequence[Sevenths], token_ids: Sequence[int]) -> None:
-        for state, token_id in zip(states, token_ids, strict=True):
-            state.consume_tokens([token_id])
-
     def find(self, states: Sequence[Sevenths], rows: Sequence[int], into: Mask) -> None:
         assert len(set(map(id, states))) == len(states), "llguidance takes none twice"
         for state, row in zip(states, rows, strict=True):

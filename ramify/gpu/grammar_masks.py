@@ -14,8 +14,8 @@ from ramify.device.reads import Int64s
 from ramify.device.rows import upload
 from ramify.engine.plan import Asking
 from ramify.structured.mask_threads import WORD
-from ramify.structured.mask_workers import Area, MaskWorkers, workers_of
-from ramify.structured.matcher import Asked, bits_of, num_words, write_masks
+from ramify.structured.mask_workers import MaskWorkers, workers_of
+from ramify.structured.matcher import Area, Asked, bits_of, num_words, write_masks
 
 
 class GrammarMasks:

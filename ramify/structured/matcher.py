@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,8 +159,7 @@ class LocalMatcher(Matcher):
 
     def fork(self) -> LocalMatcher:
         """Before the first token it begins by itself: samples of one prompt stand at different roots."""
-        copy: Self = object.__new__(type(self))
-        LocalMatcher.__init__(copy, self._beginning)
+        copy = LocalMatcher(self._beginning)
         if self.num_taken or self.state.is_error():
             copy.root, copy.state = self.root, self.state.deep_copy()
             copy.num_taken, copy.untold, copy.is_over = self.num_taken, list(self.untold), self.is_over
@@ -202,8 +201,6 @@ class LocalMatcher(Matcher):
             order = sorted(range(len(rows)), key=lambda place: id(matchers[place].root))
             matchers, rows = [matchers[place] for place in order], [rows[place] for place in order]
         threads = matchers[0]._beginning.threads
-        told_one = [matcher for matcher in matchers if len(matcher.untold) == 1]
-        threads.take([matcher.state for matcher in told_one], [matcher.untold.pop() for matcher in told_one])
         near: list[Near] = []
         others: list[tuple[Any, int]] = []
         for matcher, row in zip(matchers, rows, strict=True):

@@ -196,6 +196,19 @@ def test_a_fault_is_told_of_its_row_alone() -> None:
     assert allowed(masks[0]) == allowed(masks[2]) != []
 
 
+def test_threads_find_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramify.structured.mask_threads.PATIENCE", 0.0)
+    matchers = [begin({"type": "array", "items": ITEMS["long"], "minItems": 9}) for _ in range(40)]
+    numbers = random.Random(1)
+    for _ in range(5):
+        truth = [alone(matcher) for matcher in matchers]
+        masks = np.zeros((40, len(truth[0])), np.uint32)
+        write_masks([Asked(matcher, ()) for matcher in matchers], masks)
+        assert np.array_equal(masks, np.stack(truth))
+        for matcher, mask in zip(matchers, truth, strict=True):
+            matcher.take(numbers.choice([token_id for token_id in allowed(mask) if token_id != end()]))
+
+
 # -- processes -------------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import pytest
 from ramify import SamplingParams
 from ramify.errors import InvalidInputError, UnsupportedError
 from ramify.structured.grammars import Grammars
-from ramify.structured.matcher import Matcher, flags_of
+from ramify.structured.matcher import LocalMatcher, flags_of
 from ramify.text.codec import TextCodec
 from ramify.text.tools.calling import Calling
 from ramify.text.tools.events import read_whole
@@ -51,11 +51,14 @@ def grammars(name: str, special: bool) -> Grammars:
     return Grammars(codec(name, special))
 
 
-def beginning(name: str, special: bool) -> Matcher:
+def beginning(name: str, special: bool) -> LocalMatcher:
     pytest.importorskip("llguidance")
     params = calling(name).params(SamplingParams(), codec(name, special))
     assert params.structure is not None
-    return grammars(name, special).begin(params.structure, codec(name, special).encode(END, add_special_tokens=False))
+    ends = codec(name, special).encode(END, add_special_tokens=False)
+    matcher = grammars(name, special).begin(params.structure, ends)
+    assert isinstance(matcher, LocalMatcher)
+    return matcher
 
 
 def fits(name: str, special: bool, text: str) -> bool:

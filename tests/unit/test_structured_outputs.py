@@ -22,6 +22,7 @@ from ramify.errors import UnsupportedError
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.pipeline import Sampler, Source
 from ramify.structured.grammars import Grammars
+from ramify.structured.matcher import LocalMatcher
 from ramify.structured_outputs import Structure, checked_structure
 from ramify.text.codec import TextCodec
 from tests.drive import finish, tokens_of
@@ -220,6 +221,7 @@ def test_a_grammar_that_gets_too_large_ends_its_request_alone() -> None:
 
     def poisoned(structure: Structure, ends: Sequence[int], begun: Sequence[int]) -> Any:
         matcher = begin(structure, ends, begun)
+        assert isinstance(matcher, LocalMatcher)
         matcher.state.consume_token(VOCAB - 1)  # no text of it: from here on llguidance reports an error
         return matcher
 
