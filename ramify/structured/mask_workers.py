@@ -69,7 +69,7 @@ class MaskWorkers:
             self._num_known += 1
             key = self._num_known
             for worker in self._workers:
-                worker.request("know", key, lark, limits)
+                worker.request("know", key, lark, limits, at_once=True)
         self._wait(1 + key)
         return key
 
@@ -146,10 +146,11 @@ class _Worker:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def request(self, name: str, *arguments: Any) -> None:
-        self.send(bytes([REQUEST]) + pickle.dumps((name, *arguments)))
+    def request(self, name: str, *arguments: Any, at_once: bool = False) -> None:
+        """It may wait for the next step."""
+        self.send(bytes([REQUEST]) + pickle.dumps((name, *arguments)), at_once=at_once)
 
-    def send(self, frame: bytes) -> None:
+    def send(self, frame: bytes, *, at_once: bool = True) -> None:
         freed, self.freed = self.freed, []
         if freed:
             self.request("free", freed)
@@ -157,7 +158,8 @@ class _Worker:
         assert stream is not None
         with self._lock, suppress(BrokenPipeError, ValueError):  # it has ended, which reading will tell
             stream.write(LENGTH.pack(len(frame)) + frame)
-            stream.flush()
+            if at_once:
+                stream.flush()
 
     def answer(self) -> Any:
         """None if it has ended."""
@@ -166,7 +168,7 @@ class _Worker:
         return None if frame is None else pickle.loads(frame) if frame else {}
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        self.request(name, *arguments)
+        self.request(name, *arguments, at_once=True)
         return self.answer()
 
 
