@@ -23,8 +23,9 @@ from ramify.gpu.kernels.race import NOT_FINITE, NOTHING_LEFT
 from ramify.gpu.sampler import KernelSampler
 from ramify.sampling import columns as column
 from ramify.sampling.mixing import Mixer
+from ramify.structured.grammars import Grammars
 from ramify.structured.matcher import flags_of
-from tests.fake import VOCAB, FakeDevice, fake_engine
+from tests.fake import VOCAB, FakeDevice, fake_engine, letters
 from tests.kernels.test_schedules import TorchKernels
 from tests.masks import begin_sevenths, fits
 from tests.unit.test_engine import Setting, Tokens, check, engine_for, run_all, tokens_of
@@ -192,3 +193,34 @@ def test_two_models_follow_one_grammar_a_step_ahead() -> None:
         assert bool(awaited) == bool(options)
         found.append([tokens_of(finished[str(number)]) for number in range(3)])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_texts_of_llguidance_a_step_ahead(num_workers: int) -> None:
+    """Whoever finds the masks; in areas that workers share they take turns."""
+    pytest.importorskip("llguidance")
+    own = Grammars(letters())
+    asked = [
+        (
+            [number + 1, 3],
+            SamplingParams(
+                n=1 + number % 3, seed=number, max_tokens=24, structured_outputs={"regex": "((ab|ba)c){2,6}"}
+            ),
+        )
+        for number in range(6)
+    ]
+    asked.append(([9], SamplingParams(seed=1, max_tokens=9)))
+    found = []
+    for options in ({}, {"runs_ahead": True, "kernels": MaskedTorchKernels(16, VOCAB, CPU, "raw")}):
+        core = fake_engine(**options)  # type: ignore[arg-type]
+        core.begin_matcher = own.begin
+        for number, (prompt, params) in enumerate(asked):
+            core.add_request(Request(str(number), None, prompt, params))
+        finished = run_all(core)
+        assert not any(output.error for output in finished.values())
+        found.append([tokens_of(finished[str(number)]) for number in range(len(asked))])
+        own.use_workers(num_workers)
+    assert found[0] == found[1]
+    assert (own._workers is None) == (num_workers == 0)
+    if own._workers is not None:
+        own._workers.close()

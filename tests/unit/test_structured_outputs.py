@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from math import exp
@@ -113,6 +113,29 @@ def test_every_way_of_drawing_equals_a_masked_reference(way: str) -> None:
         assert sums == [(each.cumulative_logprob, each.score) for each in expected.outputs]
         assert {text_of(each.token_ids) for each in output.outputs} <= set(CHOICES)
         assert {each.finish_reason for each in output.outputs} == {"stop"}
+
+
+@pytest.fixture(scope="module")
+def by_workers() -> Iterator[Grammars]:
+    own = Grammars(codec())
+    own.use_workers(2)
+    yield own
+    if own._workers is not None:
+        own._workers.close()
+
+
+@pytest.mark.parametrize("way", [*WAYS, "drafted"])
+def test_processes_that_find_masks_change_nothing(by_workers: Grammars, way: str) -> None:
+    options: dict[str, Any] = {"drafter": LookupDrafter("suffix")} if way == "drafted" else {}
+    pattern = {"regex": "((ab|ba)c){3,6}"} if way == "drafted" else CHOICE
+    params = SamplingParams(max_tokens=24, structured_outputs=pattern, logprobs=2, **WAYS.get(way, {"n": 3, "seed": 5}))
+    expected = finish(engine(), [(prompt, params) for prompt in PROMPTS])
+    core = engine(**options)
+    core.begin_matcher = by_workers.begin
+    found = finish(core, [(prompt, params) for prompt in PROMPTS])
+    assert [tokens_of(output) for output in found] == [tokens_of(output) for output in expected]
+    assert not any(output.error for output in found)
+    assert by_workers._workers is not None
 
 
 def test_fewer_texts_than_samples_without_replacement() -> None:
