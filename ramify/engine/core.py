@@ -225,8 +225,10 @@ class EngineCore:
                     self._under_way = None if ahead.is_empty else self._launch(ahead)
             result = now.result()
             if self._under_way is not None:
-                self._under_way.go_on_from(now, result)
+                self._under_way.tell(now, result)
             outputs = self._recorder.record(now, result)
+            if self._under_way is not None:
+                self._under_way.make_draws()
             in_use = sum(manager.num_in_use for manager in self.scheduler.managers)
             self.metrics = self.metrics.after(self.last_step, in_use)
             if now.schedule.is_empty and self.scheduler.waiting and not self.scheduler.running:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ramify.engine.plan import Draw, Plan, StepResult, Ticket
 from ramify.engine.schedule import Schedule
 from ramify.engine.sequence import Sequence
+from ramify.structured.matcher import Matcher, ask_early
 
 
 @dataclass(slots=True)
@@ -38,17 +39,22 @@ class Launched:
         assert self.ticket is not None, "its draws wait for the step before"
         return self.ticket()
 
-    def go_on_from(self, before: Launched, result: StepResult) -> None:
-        """Grammars take the tokens of the step before, and the draws are made."""
+    def tell(self, before: Launched, result: StepResult) -> None:
+        """Grammars take the tokens of the step before, and the draws are made; later, if others find the masks."""
         if self.draw is None:
             return
+        told: list[Matcher] = []
+        rows: list[int] = []  # of theirs among all whose masks are asked for
         token_ids, onward = result.token_ids, self.plan.onward
         if onward is not None:
             sources = onward.sources.tolist()
-            for index in onward.following:
+            for row, index in enumerate(onward.following):
                 matcher, source = onward.members[index].matcher, sources[index]
                 if matcher is not None and source not in result.faults:
                     matcher.take(token_ids[source])
+                    if not matcher.is_over:
+                        told.append(matcher)
+                        rows.append(row)
         pending = [
             (draw.matcher, sequence)
             for draw, sequence in zip(self.plan.draws, self.drawing, strict=True)
@@ -60,7 +66,13 @@ class Launched:
                 source = places[sequence.seq_id]
                 if source not in result.faults:
                     matcher.take(token_ids[source])
-        self.ticket, self.draw = self.draw(), None
+        if not ask_early(told, rows):
+            self.make_draws()
+
+    def make_draws(self) -> None:
+        """If they are not made yet."""
+        if self.draw is not None:
+            self.ticket, self.draw = self.draw(), None
 
     def places(self) -> dict[str, int]:
         """By sequence, where the result has its token."""

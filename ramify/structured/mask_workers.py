@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,6 +55,8 @@ class MaskWorkers:
         os.close(file)
         self._numbers = itertools.count()
         self._num_known = 0
+        self._last_area = 0
+        self._early: _Early | None = None  # what is being found, and nobody has asked for yet
         self._lock = threading.Lock()
         self.is_lost = False
         self._wait(1)
@@ -98,9 +100,32 @@ class MaskWorkers:
     def next_number(self) -> int:
         return next(self._numbers)
 
+    def ask_early(self, matchers: Sequence[RemoteMatcher], rows: Sequence[int]) -> None:
+        """The next step will ask about these first."""
+        self._finish_early()
+        area = 1 - self._last_area
+        self._early = _Early(matchers, rows, area, self._send(matchers, rows, area))
+
     def find(self, matchers: Sequence[RemoteMatcher], rows: Sequence[int], area: int) -> dict[int, str]:
         """Into these rows of the area. Returns what is wrong with which."""
-        asked: dict[_Worker, list[int]] = {}  # an output's number, its last token, its row, and so on
+        self._last_area = area if area < STEPS else self._last_area
+        early, faults = self._early, self._finish_early()
+        count = 0 if early is None else len(early.rows)
+        if early is not None and (early.area, early.matchers, early.rows) != (area, matchers[:count], rows[:count]):
+            count, faults = 0, {}  # something else came between
+        return faults | self._collect(self._send(matchers[count:], rows[count:], area), area)
+
+    def settle(self) -> None:
+        """Nothing that was asked is left to be answered."""
+        self._finish_early()
+
+    def _finish_early(self) -> dict[int, str]:
+        early, self._early = self._early, None
+        return {} if early is None else self._collect(early.asked, early.area)
+
+    def _send(self, matchers: Sequence[RemoteMatcher], rows: Sequence[int], area: int) -> dict[_Worker, list[int]]:
+        """Returns who was asked for what: an output's number, its last token, its row, and so on."""
+        asked: dict[_Worker, list[int]] = {}
         for matcher, row in zip(matchers, rows, strict=True):
             untold, last = matcher.untold, NOTHING
             if untold:
@@ -109,9 +134,12 @@ class MaskWorkers:
                     matcher.worker.request("take", matcher.number, untold)
                     matcher.untold = []
             asked.setdefault(matcher.worker, []).extend((matcher.number, last, row))
-        faults: dict[int, str] = {}
         for worker, entries in asked.items():
             worker.send(struct.pack(f"4B{len(entries)}i", STEP, area, 0, 0, *entries))
+        return asked
+
+    def _collect(self, asked: dict[_Worker, list[int]], area: int) -> dict[int, str]:
+        faults: dict[int, str] = {}
         for worker, entries in asked.items():
             found = worker.answer()
             if found is None:
@@ -120,6 +148,13 @@ class MaskWorkers:
                 self.areas[area, list(found)] = 0
             faults |= found
         return faults
+
+
+class _Early(NamedTuple):
+    matchers: Sequence[RemoteMatcher]
+    rows: Sequence[int]
+    area: int
+    asked: dict[_Worker, list[int]]
 
 
 class _Worker:
@@ -199,6 +234,7 @@ class RemoteMatcher(Matcher):
     def presume(self, token_ids: Sequence[int]) -> Mask | None:
         if self.is_over:
             return self.ends.mask
+        self.workers.settle()
         self._tell()
         found = self.worker.ask("presume", self.number, list(token_ids))
         if isinstance(found, str):
@@ -209,6 +245,11 @@ class RemoteMatcher(Matcher):
         if self.untold:
             self.worker.request("take", self.number, self.untold)
             self.untold = []
+
+    @classmethod
+    def ask_all(cls, matchers: Sequence[RemoteMatcher], rows: Sequence[int]) -> bool:
+        matchers[0].workers.ask_early(matchers, rows)
+        return True
 
     @classmethod
     def find_all(

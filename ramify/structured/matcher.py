@@ -77,6 +77,12 @@ class Matcher:
         raise NotImplementedError
 
     @classmethod
+    def ask_all(cls, matchers: Sequence[Any], rows: Sequence[int]) -> bool:
+        """Begins to find what `find_all` will be asked for in a step's area; returns whether it can."""
+        del matchers, rows
+        return False
+
+    @classmethod
     def find_all(
         cls, matchers: Sequence[Any], rows: Sequence[int], into: Mask, area: Area | None = None
     ) -> dict[int, str]:
@@ -97,6 +103,12 @@ class Asked(NamedTuple):
 def num_words(asked: Iterable[Asked]) -> int:
     """Of each one's mask."""
     return max(len(each.matcher.ends.mask) for each in asked)
+
+
+def ask_early(matchers: Sequence[Matcher], rows: Sequence[int]) -> bool:
+    """The next step will ask what may follow these, in these rows: returns whether others find that meanwhile."""
+    kinds = {type(matcher) for matcher in matchers}
+    return len(kinds) == 1 and kinds.pop().ask_all(matchers, rows)
 
 
 def write_masks(asked: Sequence[Asked], into: Mask, area: Area | None = None) -> dict[int, str]:
