@@ -5,6 +5,7 @@ Every request must get what it would get alone, drawn by torch's operators in st
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from ramify.gpu.sampler import KernelSampler
 from ramify.sampling import columns as column
 from ramify.sampling.mixing import Mixer
 from ramify.structured.grammars import Grammars
+from ramify.structured.mask_workers import MaskWorkers
 from ramify.structured.matcher import flags_of
 from tests.fake import VOCAB, FakeDevice, fake_engine, letters
 from tests.kernels.test_schedules import TorchKernels
@@ -196,10 +198,23 @@ def test_two_models_follow_one_grammar_a_step_ahead() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_texts_of_llguidance_a_step_ahead(num_workers: int) -> None:
-    """Whoever finds the masks; in areas that workers share they take turns."""
+def test_texts_of_llguidance_a_step_ahead(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever finds the masks. Workers are asked while the step before is recorded, and nothing is asked twice."""
     pytest.importorskip("llguidance")
     own = Grammars(letters())
+    counts = Counter[str]()
+
+    def count(name: str) -> None:
+        original = getattr(MaskWorkers, name)
+
+        def counted(self: MaskWorkers, matchers: Sequence[Any], *others: Any) -> Any:
+            counts[name] += len(matchers)
+            return original(self, matchers, *others)
+
+        monkeypatch.setattr(MaskWorkers, name, counted)
+
+    for name in ("ask_early", "find", "_send"):
+        count(name)
     asked = [
         (
             [number + 1, 3],
@@ -222,5 +237,7 @@ def test_texts_of_llguidance_a_step_ahead(num_workers: int) -> None:
         own.use_workers(num_workers)
     assert found[0] == found[1]
     assert (own._workers is None) == (num_workers == 0)
+    assert counts["_send"] == counts["find"]
+    assert 2 * counts["ask_early"] >= counts["find"]
     if own._workers is not None:
         own._workers.close()
