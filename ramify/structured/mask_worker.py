@@ -6,8 +6,8 @@ that are only presumed, have one each.
 
 from __future__ import annotations
 
+import json
 import mmap
-import pickle
 import signal
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +27,7 @@ from ramify.structured.roots import Roots
 from ramify.structured.string_limits import StringLimits
 
 STEP, REQUEST = b"SR"  # first bytes of frames
+MASK, NO_WAY, FAULT = b"M", b"N", b"F"  # first bytes of what is said of presumed tokens
 NOTHING = -1  # in the place of a token
 PAGE_WORDS = 1_024
 
@@ -39,6 +40,15 @@ class Setup(NamedTuple):
     file: int  # memory that is shared: a page, in which each worker says how far it is, then areas of masks
     shape: tuple[int, int, int]  # areas, rows, words of uint32
     place: int  # of this worker, among all
+
+    def spelled(self) -> bytes:
+        return json.dumps([[token.hex() for token in self.tokens], *self[1:]]).encode()
+
+    @classmethod
+    def read(cls, frame: bytes) -> Setup:
+        tokens, special_token_ids, file, shape, place = json.loads(frame)
+        areas, rows, words = shape
+        return cls([bytes.fromhex(token) for token in tokens], special_token_ids, file, (areas, rows, words), place)
 
 
 def shared(file: int, shape: tuple[int, int, int]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
@@ -86,8 +96,11 @@ class Worker:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def know(self, key: int, lark: str, limits: StringLimits | None) -> None:
-        self._grammars[key] = self._builder.submit(self._build, lark, limits)
+    def know(self, key: int, lark: str, limits: list[Any] | None) -> None:
+        """limits: as `StringLimits.spelled` spells them."""
+        self._grammars[key] = self._builder.submit(
+            self._build, lark, None if limits is None else StringLimits.read(limits)
+        )
 
     def _build(self, lark: str, limits: StringLimits | None) -> _Grammar:
         roots, strings = Roots(partial(build, self._vocabulary, lark), 1), None
@@ -101,9 +114,9 @@ class Worker:
         """Outputs that have begun go on."""
         self._grammars.pop(key, None)
 
-    def begin(self, number: int, key: int, ends: frozenset[int]) -> None:
+    def begin(self, number: int, key: int, ends: list[int]) -> None:
         grammar, num_tokens = self._grammars[key].result(), len(self._tokens) - 1
-        its_ends = Ends.of(ends, num_tokens)
+        its_ends = Ends.of(frozenset(ends), num_tokens)
         beginning = Beginning(grammar.roots.deal, num_tokens, its_ends, self._threads, strings=grammar.strings)
         self._matchers[number] = LocalMatcher(beginning)
 
@@ -123,8 +136,8 @@ class Worker:
         try:
             mask: Mask | None = self._matchers[number].presume(token_ids)
         except GrammarFaultError as fault:
-            return pickle.dumps(str(fault))
-        return pickle.dumps(None if mask is None else mask.tobytes())
+            return FAULT + str(fault).encode()
+        return NO_WAY if mask is None else MASK + mask.tobytes()
 
 
 def main() -> None:
@@ -133,14 +146,14 @@ def main() -> None:
     first = read_frame(source)
     if first is None:
         return
-    worker = Worker(pickle.loads(first))
+    worker = Worker(Setup.read(first))
     while (frame := read_frame(source)) is not None:
         if frame[0] == STEP:
             numbers = np.frombuffer(frame, np.int32, offset=4)
             faults = worker.step(frame[1], numbers.reshape(-1, 3).tolist())
-            answer = pickle.dumps(faults) if faults else b""
+            answer = json.dumps(list(faults.items())).encode() if faults else b""
         else:
-            name, *arguments = pickle.loads(frame[1:])
+            name, *arguments = json.loads(frame[1:])
             answer = getattr(worker, name)(*arguments)
         if answer is not None:
             sink.write(LENGTH.pack(len(answer)) + answer)

@@ -12,8 +12,8 @@ are.
 from __future__ import annotations
 
 import itertools
+import json
 import os
-import pickle
 import struct
 import subprocess
 import sys
@@ -29,7 +29,7 @@ import numpy as np
 
 from ramify.process.bounded_child import LENGTH, read_frame
 from ramify.structured.mask_threads import WORD, Mask
-from ramify.structured.mask_worker import NOTHING, REQUEST, STEP, Setup, num_bytes, shared
+from ramify.structured.mask_worker import FAULT, NO_WAY, NOTHING, REQUEST, STEP, Setup, num_bytes, shared
 from ramify.structured.matcher import Area, Asked, Ends, GrammarFaultError, Matcher
 from ramify.structured.string_limits import StringLimits
 
@@ -51,7 +51,7 @@ class MaskWorkers:
         os.ftruncate(file, num_bytes(shape))  # pages are there once they are written
         self._progress, self.areas = shared(file, shape)
         setup = Setup(list(tokens), list(special_token_ids), file, shape, 0)
-        self._workers = [_Worker(file, pickle.dumps(setup._replace(place=place))) for place in range(count)]
+        self._workers = [_Worker(file, setup._replace(place=place).spelled()) for place in range(count)]
         os.close(file)
         self._numbers = itertools.count()
         self._num_known = 0
@@ -71,7 +71,7 @@ class MaskWorkers:
             self._num_known += 1
             key = self._num_known
             for worker in self._workers:
-                worker.request("know", key, lark, limits, at_once=True)
+                worker.request("know", key, lark, None if limits is None else limits.spelled(), at_once=True)
         self._wait(1 + key)
         return key
 
@@ -90,7 +90,7 @@ class MaskWorkers:
     def begin(self, key: int, ends: Ends) -> RemoteMatcher:
         number = next(self._numbers)
         worker = self._workers[number % len(self._workers)]
-        worker.request("begin", number, key, ends.token_ids)
+        worker.request("begin", number, key, sorted(ends.token_ids))
         return RemoteMatcher(self, worker, number, key, ends)
 
     def area(self, number: int, rows: int) -> Area | None:
@@ -141,12 +141,14 @@ class MaskWorkers:
     def _collect(self, asked: dict[_Worker, list[int]], area: int) -> dict[int, str]:
         faults: dict[int, str] = {}
         for worker, entries in asked.items():
-            found = worker.answer()
-            if found is None:
+            said = worker.answer()
+            if said is None:
                 self.is_lost = True
                 found = dict.fromkeys(entries[2::3], LOST)
                 self.areas[area, list(found)] = 0
-            faults |= found
+                faults |= found
+            elif said:
+                faults |= dict(json.loads(said))
         return faults
 
 
@@ -183,7 +185,7 @@ class _Worker:
 
     def request(self, name: str, *arguments: Any, at_once: bool = False) -> None:
         """It may wait for the next step."""
-        self.send(bytes([REQUEST]) + pickle.dumps((name, *arguments)), at_once=at_once)
+        self.send(bytes([REQUEST]) + json.dumps([name, *arguments]).encode(), at_once=at_once)
 
     def send(self, frame: bytes, *, at_once: bool = True) -> None:
         freed, self.freed = self.freed, []
@@ -196,13 +198,12 @@ class _Worker:
             if at_once:
                 stream.flush()
 
-    def answer(self) -> Any:
+    def answer(self) -> bytes | None:
         """None if it has ended."""
         assert self._process.stdout is not None
-        frame = read_frame(self._process.stdout)
-        return None if frame is None else pickle.loads(frame) if frame else {}
+        return read_frame(self._process.stdout)
 
-    def ask(self, name: str, *arguments: Any) -> Any:
+    def ask(self, name: str, *arguments: Any) -> bytes | None:
         self.request(name, *arguments, at_once=True)
         return self.answer()
 
@@ -236,10 +237,10 @@ class RemoteMatcher(Matcher):
             return self.ends.mask
         self.workers.settle()
         self._tell()
-        found = self.worker.ask("presume", self.number, list(token_ids))
-        if isinstance(found, str):
-            raise GrammarFaultError(found)
-        return None if found is None else np.frombuffer(found, np.uint32)
+        said = self.worker.ask("presume", self.number, list(token_ids))
+        if said is None or said[:1] == FAULT:
+            raise GrammarFaultError(LOST if said is None else said[1:].decode())
+        return None if said == NO_WAY else np.frombuffer(said[1:], np.uint32)
 
     def _tell(self) -> None:
         if self.untold:

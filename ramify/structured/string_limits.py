@@ -19,6 +19,15 @@ class StringLimits:
     least: int  # characters, of the shortest limit
     named: Sequence[bytes]  # strings that stand in the schema, sorted; a text may have them however long they are
 
+    def spelled(self) -> list[Any]:
+        """For JSON."""
+        return [self.least, [name.hex() for name in self.named]]
+
+    @classmethod
+    def read(cls, spelled: list[Any]) -> StringLimits:
+        least, named = spelled
+        return cls(least, [bytes.fromhex(name) for name in named])
+
     def named_after(self, content: bytes) -> list[bytes] | None:
         """What strings that begin with this content still lack; None: they are too many."""
         first = bisect_left(self.named, content)
