@@ -24,6 +24,8 @@ class GrammarMasks:
         self._allowed = allowed
         self._passages: list[_Passage] = []  # two, in turns; nobody has asked for any yet
         self._workers: MaskWorkers | None = None  # who write into them
+        self._slots: Int64s = np.empty(0, np.int64)  # whose masks were sent last
+        self._where: Tensor | None = None  # the same on the device
 
     def write(self, slots: Int64s, drawing: Sequence[Asking]) -> None:
         """What may follow each of these outputs, to its slot.
@@ -37,10 +39,16 @@ class GrammarMasks:
         for row, each in enumerate(drawing):
             if each.demands.params.allowed_token_ids and not asked[row].matcher.is_over:
                 masks[row] &= bits_of(each.demands.params.allowed_token_ids, masks.shape[1] * WORD)
-        where, table = upload(slots, self._allowed.device), self._allowed[:, : masks.shape[1]]
+        where, table = self._on_device(slots), self._allowed[:, : masks.shape[1]]
         # There is a bit for the end of texts too, and so a word more in some vocabularies.
         table.index_copy_(0, where, passage.send(len(asked))[:, : table.shape[1]])
         passage.release()
+
+    def _on_device(self, slots: Int64s) -> Tensor:
+        """They are the same ones for as long as nobody comes or leaves."""
+        if self._where is None or not np.array_equal(self._slots, slots):
+            self._slots, self._where = slots, upload(slots, self._allowed.device)
+        return self._where
 
     def _passage(self, width: int, workers: MaskWorkers | None) -> _Passage:
         if not self._passages or self._passages[0].width != width or self._workers is not workers:
