@@ -3,6 +3,7 @@ own, both while the device computes what is drawn from."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -70,14 +71,15 @@ class _Passage:
             self._host = torch.zeros(rows, width, dtype=torch.int32, pin_memory=self._is_on_gpu)
         else:
             self._host = torch.from_numpy(area.masks.view(np.int32))
-            if self._is_on_gpu:
-                pin(self._host)
         self._device = self._host
         if self._is_on_gpu:
             self._device = torch.empty(rows, width, dtype=torch.int32, device=device)
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._sent, self._read = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._read.record()  # of whoever had this memory before
+            if area is not None and _pin(self._host):
+                # Before the memory is given back: the driver would go on copying from where it was.
+                weakref.finalize(self, _unpin, self._host.data_ptr(), self._sent).atexit = False
 
     def take(self, count: int) -> Tensor:
         """(count, width), to be written."""
@@ -101,7 +103,12 @@ class _Passage:
             self._read.record()
 
 
-def pin(memory: Tensor) -> None:
-    """Lets copies from it go on while the host does other things; if the driver does not want to, they are slower."""
+def _pin(memory: Tensor) -> bool:
+    """Lets copies from it go on while the host does other things. If the driver does not want to, they are slower."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    runtime.cudaHostRegister(memory.data_ptr(), memory.numel() * memory.element_size(), 0)
+    return int(runtime.cudaHostRegister(memory.data_ptr(), memory.numel() * memory.element_size(), 0)) == 0
+
+
+def _unpin(address: int, sent: torch.cuda.Event) -> None:
+    sent.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]

@@ -103,7 +103,11 @@ class Grammars:
             if self._workers is None:
                 from ramify.structured.mask_workers import MaskWorkers
 
-                self._workers = MaskWorkers(self._tokens, self._special, self._num_workers)
+                try:
+                    self._workers = MaskWorkers(self._tokens, self._special, self._num_workers)
+                except OSError:  # no more processes, or no such memory
+                    self._num_workers = 0
+                    return None
             if self._workers.is_lost:
                 self._num_workers = 0
                 return None

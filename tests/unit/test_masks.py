@@ -278,6 +278,16 @@ def test_a_process_that_ends_ends_its_outputs_and_no_others() -> None:
     lost.workers.close()
 
 
+def test_where_no_process_can_be_started_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_name: str) -> int:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr("ramify.structured.mask_workers.os.memfd_create", refuse)
+    own = Grammars(codec(), MaskThreads(1))
+    own.use_workers(2)
+    assert isinstance(own.begin(Structure("json", '{"type": "integer"}'), [end()]), LocalMatcher)
+
+
 # -- roots -----------------------------------------------------------------------------------------------------------
 
 
