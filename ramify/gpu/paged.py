@@ -25,7 +25,7 @@ from ramify.gpu.kernels import decode_attention as decode
 from ramify.gpu.kernels import hopper_prefix as hopper
 from ramify.gpu.kernels import prefix_attention as prefix
 from ramify.gpu.kernels.overlap import can_overlap
-from ramify.gpu.kernels.stretches import Cuts, EvenCuts, PrefixTiles
+from ramify.gpu.kernels.stretches import Cuts, EvenCuts, PositionCuts, PrefixTiles
 from ramify.gpu.kernels.walk import EXACT_BLOCK_M
 from ramify.gpu.kernels.work_list import (
     GROUP_FIELDS,
@@ -38,6 +38,7 @@ _HEADER = 16
 _ALIGNED = 4  # int32s in 16 bytes: Triton compiles for aligned pointers apart
 _PROCESSORS_WITHOUT_A_GPU = 1
 SHARED_MEMORY = 227 * 1024
+WALKS_PER_PROCESSOR = 4  # at a time, of exact decodes
 
 
 class PagedDecode:
@@ -98,6 +99,10 @@ class PagedDecode:
             raise ValueError(f"{self._queries_per_row} query heads of one key-value head are more than a tile takes")
         self._block_size = block_size
         self._cuts, self._exact = cuts, exact
+        self._positions: Tensor | None = None  # of cuts, where the kernel must know them
+        if exact:
+            assert isinstance(cuts, PositionCuts), "where rows are cut depends on positions alone"
+            self._positions = torch.from_numpy(cuts.positions).to(device, torch.int32)
         self._max_rows, self._max_parts = max_rows, max_parts
         self.tables = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device)
         self._partials = torch.empty(max_parts, heads, head_dim, dtype=torch.float32, device=device)
@@ -122,6 +127,7 @@ class PagedDecode:
             queries_per_row=self._queries_per_row,
             query_tile=self._prefix_options["block_m"],
             cuts=self._cuts or EvenCuts.of(reads.num_singles, self._kv_heads, self._tiles),
+            programs=max(1, WALKS_PER_PROCESSOR * self._processors // self._kv_heads) if self._exact else None,
         )
 
     def write_list(self, work: WorkList) -> None:
@@ -210,5 +216,6 @@ class PagedDecode:
             block_size=self._block_size,
             overlap=overlap,
             exact=self._exact,
+            cuts=self._positions,
             **{"num_programs": programs, **self._decode_options},
         )

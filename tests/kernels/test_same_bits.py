@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ramify.device.reads import Reads
 from ramify.engine.plan import SharedPrefix
+from ramify.gpu import paged
 from ramify.gpu.kernels.causal_attention import causal_attention, rows_of_a_tile
 from ramify.gpu.kernels.prompt_list import build_prompt_list
 from ramify.gpu.kernels.stretches import PositionCuts
@@ -43,7 +44,7 @@ class Track:
 
     def decoded(self, positions: list[int], shared: list[SharedPrefix] | None = None) -> Tensor:
         """Single rows, one after another in this order."""
-        paged = PagedDecode(
+        buffers = PagedDecode(
             max_rows=len(positions),
             max_parts=len(positions) * CUTS.most_parts,
             max_blocks=len(self.table),
@@ -58,12 +59,14 @@ class Track:
             decode_options={} if ON_GPU else {"num_programs": 3, "block_n": 16},
             prefix_options={} if ON_GPU else {"num_programs": 2, "block_m": 16, "block_n": 16},
         )
-        paged.tables[:] = torch.tensor(self.table, dtype=torch.int32)
+        buffers.tables[:] = torch.tensor(self.table, dtype=torch.int32)
         lengths = [position + 1 for position in positions]
-        paged.write_list(paged.work_list(decode_reads(lengths, shared or (), BLOCK_SIZE)))
+        work = buffers.work_list(decode_reads(lengths, shared or (), BLOCK_SIZE))
+        self.num_whole = int((work.own[:, 3] < 0).sum())
+        buffers.write_list(work)
         queries = self.queries[positions]
         out = torch.full((len(queries), self.heads * self.head_dim), torch.nan).to(queries)
-        paged.attend(queries, self.kv, out, with_prefix=bool(shared))
+        buffers.attend(queries, self.kv, out, with_prefix=bool(shared))
         return out
 
     def as_prompt(self, begins: list[int]) -> Tensor:
@@ -95,10 +98,17 @@ class Track:
         return torch.einsum("hqk,khd->qhd", weights, values).flatten(1)
 
 
+@pytest.fixture(params=[0, 10_000], ids=["whole rows", "parts"])
+def walks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """At a time: where they are few, an item is all that a row reads by itself, where many, one part."""
+    monkeypatch.setattr(paged, "WALKS_PER_PROCESSOR", request.param)
+    return int(request.param)
+
+
 # float32 goes the same ways; the interpreter is slow.
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32] if ON_GPU else [torch.float16], ids=str)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_a_rows_attention(heads: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+def test_a_rows_attention(heads: tuple[int, int, int], dtype: torch.dtype, device: torch.device, walks: int) -> None:
     track = Track(heads, dtype, device)
     prompt = track.as_prompt([0])
     torch.testing.assert_close(prompt.cpu().double(), track.truth(), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
@@ -106,6 +116,7 @@ def test_a_rows_attention(heads: tuple[int, int, int], dtype: torch.dtype, devic
     first, second = int(CUTS.positions[1]), int(CUTS.positions[2])
     positions = [LENGTH - 1, 0, 5, first - 1, first, second - 1, second, second + 3, LENGTH - 2]
     assert torch.equal(track.decoded(positions), prompt[positions]), "decodes together"
+    assert track.num_whole == (3 if walks else len(positions)), "rows of one part, or all"
     assert torch.equal(track.decoded([second])[0], prompt[second]), "a decode alone"
     blocks = CUTS.largest_prefix(second // BLOCK_SIZE, BLOCK_SIZE)
     shared = [SharedPrefix(blocks, (0, 6, 7, 8))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -200,3 +201,22 @@ def test_a_shared_part_that_ends_between_cuts_is_refused() -> None:
     reads = decode_reads([300, 300], [SharedPrefix(2, (0, 1))])
     with pytest.raises(ValueError, match="a shared part does not end at a cut"):
         build_work_list(reads, queries_per_row=1, query_tile=16, cuts=PositionCuts(512))
+
+
+@given(lengths=st.lists(st.integers(0, 3_000), min_size=1, max_size=9), programs=st.integers(1, 40))
+def test_an_item_may_be_all_that_a_row_reads_by_itself(lengths: list[int], programs: int) -> None:
+    """Where rows are many, or it is one part anyway; never far more than what others walk meanwhile."""
+    sharers = tuple(row for row, length in enumerate(lengths) if length > 256)
+    reads = decode_reads(lengths, [SharedPrefix(16, sharers)] if sharers else [], 16)
+    options: dict[str, Any] = {"queries_per_row": 2, "query_tile": 32, "cuts": PositionCuts(4_096)}
+    parts, work = (build_work_list(reads, **options, programs=each) for each in (None, programs))
+    assert np.array_equal(parts.num_parts, work.num_parts)
+    longest = 2 * (parts.own[:, 2] - parts.own[:, 1]).sum() / programs
+    expected = []
+    for row in range(len(lengths)):
+        own = sorted(parts.own[parts.own[:, 0] == row].tolist())
+        if own and (len(own) == 1 or own[-1][2] - own[0][1] <= longest):
+            expected.append([row, own[0][1], own[-1][2], ~own[0][3]])
+        else:
+            expected += own
+    assert sorted(work.own.tolist()) == sorted(expected)

@@ -10,7 +10,9 @@ A row's parts are merged here too, unless shared prefixes are read as well (then
 key-value head shows which program wrote the last part: that one merges all of them in their order, so that the result
 does not depend on which it was, and sets the counter back to 0.
 
-With EXACT a row's output is folded from its parts as every other exact kernel folds them, one part too (walk.py).
+With EXACT a row's output is folded from its parts as every other exact kernel folds them, one part too (walk.py). Where
+rows are many an item is all that a row reads by itself, below zero as PART: its parts are folded where they are made,
+after the shared ones, and none of them is ever in memory. That is the same to the bit.
 
 The number of programs is fixed and the number of items is read on the device, so a CUDA graph outlives its lists.
 NaN among a row's queries, keys or values reaches the parts of that row and no other.
@@ -35,6 +37,7 @@ from ramify.gpu.kernels.walk import (
     finish,
     fold,
     walk,
+    walk_parts,
     whole,
 )
 
@@ -48,6 +51,7 @@ NUM_WARPS = 4
 NUM_STAGES = 3
 PROGRAMS_PER_PROCESSOR = (2, 8)  # at least, at most
 PARTS_OF_A_ROW = 8  # that a launch has programs for, where rows are few
+MOST_REGISTERS = 168  # of a thread, exactly: three programs then run on a processor at a time, without it two
 FEWEST_QUERIES = 16  # what a matrix product takes
 LOG2 = tl.constexpr(LOG2_OF_E)
 
@@ -82,6 +86,7 @@ def _decode(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     shared_parts,
     arrived,
     out,
+    cuts,
     rows,
     query_stride,
     table_stride,
@@ -106,7 +111,7 @@ def _decode(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     if OVERLAP and not SHARED:
         _prefetch(num_items, first_item, kv, tables, table_stride, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, PER_LINE)
     # Shared parts are asked for last. All that a walk reads was there before the kernel that writes them started.
-    wait_for_last(OVERLAP and not SHARED)
+    wait_for_last(OVERLAP and (EXACT or not SHARED))
     dim = tl.arange(0, HEAD_DIM)
     query = tl.arange(0, PADDED_QUERIES)
     real = query < QUERIES_PER_ROW
@@ -124,50 +129,85 @@ def _decode(  # type: ignore[no-untyped-def]  # noqa: PLR0915
             other=0.0,
             cache_modifier=".cg",  # past the L1 cache, as where kernels overlap it may hold an earlier layer's
         )
+        table = tables + row * table_stride
         output, total, peak = begin_part(PADDED_QUERIES, HEAD_DIM, EXACT)
-        # One masked loop: a second one for the last tile would wait for memory twice, and the mask costs little here.
-        output, total, peak = walk(
-            output,
-            total,
-            peak,
-            tile,
-            kv,
-            tables + row * table_stride,
-            kv_head,
-            start,
-            end,
-            scale,
-            KV_HEADS=KV_HEADS,
-            HEAD_DIM=HEAD_DIM,
-            BLOCK_SIZE=BLOCK_SIZE,
-            BLOCK_N=BLOCK_N,
-            MASKED=True,
-            EXACT=EXACT,
-        )
         row_out = out + row * out_stride + head[:, None] * HEAD_DIM + dim[None, :]
-        if MERGES:
+        if EXACT and MERGES:
+            first_of_row = tl.load(first_part + row).to(tl.int64)
+            first = first_of_row * heads + head
             of_row = tl.load(num_parts + row)
             shared = tl.load(shared_parts + row) if SHARED else 0
-            first = tl.load(first_part + row).to(tl.int64) * heads + head
-            # What needs no other part than shared ones stays in registers; exactly, only what is alone.
-            if (of_row if EXACT else of_row - shared) == 1:
-                if EXACT:
-                    merged = _alone(output, total, peak, PADDED_QUERIES, HEAD_DIM)
-                else:
-                    wait_for_last(OVERLAP and SHARED)
-                    merged = _with_parts(output, total, peak, partials, lse, first, shared, real, heads, HEAD_DIM)
-                tl.store(row_out, merged.to(out.dtype.element_ty), mask=real[:, None])
+            is_whole = part < 0
+            part = tl.where(is_whole, -1 - part, part)
+            folded, weight, top = begin(PADDED_QUERIES, HEAD_DIM)
+            if SHARED:
+                before = tl.where(is_whole, shared, 0)
+                folded, weight, top = _folded(folded, weight, top, partials, lse, first, before, real, heads, HEAD_DIM)
+            folded, weight, top, output, total, peak = walk_parts(
+                folded,
+                weight,
+                top,
+                output,
+                total,
+                peak,
+                tile,
+                kv,
+                table,
+                kv_head,
+                start,
+                end,
+                cuts + (part - first_of_row) + 1,  # parts are those between cuts, from the first on
+                scale,
+                KV_HEADS=KV_HEADS,
+                HEAD_DIM=HEAD_DIM,
+                BLOCK_SIZE=BLOCK_SIZE,
+                BLOCK_N=BLOCK_N,
+            )
+            if is_whole:
+                values, score = finish(output, total, peak, EXACT=True)
+                folded, weight, top = fold(folded, weight, top, values, score)
+                tl.store(row_out, whole(folded, weight).to(out.dtype.element_ty), mask=real[:, None])
             else:
                 _leave(output, total, peak, partials, lse, part * heads + head, real, HEAD_DIM, EXACT)
-                tl.debug_barrier()  # all of this program's part is written before it is counted
-                before = tl.atomic_add(arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel")
-                if before == of_row - shared - 1:
-                    wait_for_last(OVERLAP and SHARED)
+                if _is_last(arrived + row * KV_HEADS + kv_head, of_row - shared):
                     merged = _merged(partials, lse, first, of_row, real, heads, PADDED_QUERIES, HEAD_DIM, EXACT)
                     tl.store(row_out, merged.to(out.dtype.element_ty), mask=real[:, None])
-                    tl.store(arrived + row * KV_HEADS + kv_head, 0)
         else:
-            _leave(output, total, peak, partials, lse, part * heads + head, real, HEAD_DIM, EXACT)
+            # One masked loop: a second one for the last tile would wait for memory twice, and the mask costs little.
+            output, total, peak = walk(
+                output,
+                total,
+                peak,
+                tile,
+                kv,
+                table,
+                kv_head,
+                start,
+                end,
+                scale,
+                KV_HEADS=KV_HEADS,
+                HEAD_DIM=HEAD_DIM,
+                BLOCK_SIZE=BLOCK_SIZE,
+                BLOCK_N=BLOCK_N,
+                MASKED=True,
+                EXACT=EXACT,
+            )
+            if MERGES:
+                of_row = tl.load(num_parts + row)
+                shared = tl.load(shared_parts + row) if SHARED else 0
+                first = tl.load(first_part + row).to(tl.int64) * heads + head
+                if of_row - shared == 1:  # what needs no other part than shared ones stays in registers
+                    wait_for_last(OVERLAP and SHARED)
+                    merged = _with_parts(output, total, peak, partials, lse, first, shared, real, heads, HEAD_DIM)
+                    tl.store(row_out, merged.to(out.dtype.element_ty), mask=real[:, None])
+                else:
+                    _leave(output, total, peak, partials, lse, part * heads + head, real, HEAD_DIM, EXACT)
+                    if _is_last(arrived + row * KV_HEADS + kv_head, of_row - shared):
+                        wait_for_last(OVERLAP and SHARED)
+                        merged = _merged(partials, lse, first, of_row, real, heads, PADDED_QUERIES, HEAD_DIM, EXACT)
+                        tl.store(row_out, merged.to(out.dtype.element_ty), mask=real[:, None])
+            else:
+                _leave(output, total, peak, partials, lse, part * heads + head, real, HEAD_DIM, EXACT)
     wait_for_last(OVERLAP and SHARED)
     if MERGES:
         for other in range(tl.program_id(0), rows, tl.num_programs(0)):
@@ -194,12 +234,14 @@ def _leave(output, total, peak, partials, lse, target, real, HEAD_DIM: tl.conste
 
 
 @triton.jit
-def _alone(output, total, peak, PADDED_QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A walk's output where it is a row's only part, folded as parts are."""
-    values, score = finish(output, total, peak, EXACT=True)
-    nothing, no_weight, no_peak = begin(PADDED_QUERIES, HEAD_DIM)
-    folded, weight, _ = fold(nothing, no_weight, no_peak, values, score)
-    return whole(folded, weight)
+def _is_last(arrived, count):  # type: ignore[no-untyped-def]
+    """Counts a part that this program has written; whether all are there now. Then the counter is 0 again."""
+    tl.debug_barrier()  # all of the part is written before it is counted
+    before = tl.atomic_add(arrived, 1, sem="acq_rel")
+    is_last = before == count - 1
+    if is_last:
+        tl.store(arrived, 0)
+    return is_last
 
 
 @triton.jit
@@ -274,27 +316,50 @@ def _merged(  # type: ignore[no-untyped-def]
 ):
     """`count` parts of some heads, the first at `source`, merged by log-sum-exp. Loads go past the L1 cache, which does
     not see what other processors wrote."""
-    dim = tl.arange(0, HEAD_DIM)
     output, total, peak = begin(PADDED_QUERIES, HEAD_DIM)
-    for part in tl.range(0, count, loop_unroll_factor=4):
-        at = source + part * HEADS
-        score = tl.load(lse + at, mask=real, other=0.0, cache_modifier=".cg")
-        values = tl.load(
-            partials + at[:, None] * HEAD_DIM + dim[None, :], mask=real[:, None], other=0.0, cache_modifier=".cg"
-        )
-        if EXACT:
-            output, total, peak = fold(output, total, peak, values, score)
-        else:
+    if EXACT:
+        output, total, peak = _folded(output, total, peak, partials, lse, source, count, real, HEADS, HEAD_DIM)
+        return whole(output, total)
+    else:  # noqa: RET505 (the compiler takes one branch)
+        dim = tl.arange(0, HEAD_DIM)
+        for part in tl.range(0, count, loop_unroll_factor=4):
+            at = source + part * HEADS
+            score = tl.load(lse + at, mask=real, other=0.0, cache_modifier=".cg")
+            values = tl.load(
+                partials + at[:, None] * HEAD_DIM + dim[None, :], mask=real[:, None], other=0.0, cache_modifier=".cg"
+            )
             new_peak = tl.maximum(peak, score)  # finite: every part has seen a position
             weight = tl.exp(score - new_peak)
             shrink = tl.exp(peak - new_peak)
             output = output * shrink[:, None] + values * weight[:, None]
             total = total * shrink + weight
             peak = new_peak
-    if EXACT:
-        return whole(output, total)
-    else:  # noqa: RET505 (the compiler takes one branch)
         return output / total[:, None]
+
+
+@triton.jit
+def _folded(  # type: ignore[no-untyped-def]
+    folded,
+    weight,
+    top,
+    partials,
+    lse,
+    source,
+    count,
+    real,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
+    """The same exactly (walk.py), and not yet divided."""
+    dim = tl.arange(0, HEAD_DIM)
+    for part in tl.range(0, count, loop_unroll_factor=4):
+        at = source + part * HEADS
+        score = tl.load(lse + at, mask=real, other=0.0, cache_modifier=".cg")
+        values = tl.load(
+            partials + at[:, None] * HEAD_DIM + dim[None, :], mask=real[:, None], other=0.0, cache_modifier=".cg"
+        )
+        folded, weight, top = fold(folded, weight, top, values, score)
+    return folded, weight, top
 
 
 def decode_attention(
@@ -312,14 +377,18 @@ def decode_attention(
     num_programs: int,
     overlap: bool = False,
     exact: bool = False,
+    cuts: Tensor | None = None,
     block_n: int | None = None,
     num_warps: int = NUM_WARPS,
     num_stages: int = NUM_STAGES,
+    max_registers: int | None = MOST_REGISTERS,
 ) -> None:
     """queries (rows, heads, head_dim), each row contiguous; kv (slots, 2, kv_heads, head_dim); tables int32 (rows,
     max_blocks); count int32 (2,): the number of items, and where in `items` (flat int32) the first begins; partials
     float32 (parts, heads, head_dim) and lse float32 (parts, heads) are written; with `merging`, outputs are. With
-    `overlap` the list was complete before the preceding kernel began."""
+    `overlap` the list was complete before the preceding kernel began. Exact outputs want `cuts`, int32: where parts
+    begin, from 0 to at least the last position, multiples of `block_n`."""
+    assert cuts is not None or not exact or merging is None, "who merges exactly knows where parts begin"
     _, heads, head_dim = queries.shape
     kv_heads = kv.shape[2]
     queries_per_row = heads // kv_heads
@@ -333,6 +402,7 @@ def decode_attention(
         lse,
         *((count,) * 4 if merging is None else merging.lists),
         partials if merging is None else merging.out,
+        count if cuts is None else cuts,
         queries.shape[0],
         queries.stride(0),
         tables.stride(0),
@@ -350,6 +420,6 @@ def decode_attention(
         EXACT=exact,
         num_warps=num_warps,
         num_stages=num_stages,
-        **(EXACT_OPTIONS if exact else {}),
+        **({**EXACT_OPTIONS, "maxnreg": max_registers} if exact else {}),
         **launch_options(overlap),
     )

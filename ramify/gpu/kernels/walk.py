@@ -77,6 +77,45 @@ def read_tile(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def see(  # type: ignore[no-untyped-def]
+    output,
+    total,
+    peak,
+    queries,
+    keys,  # (BLOCK_N, HEAD_DIM)
+    values,
+    position,  # (BLOCK_N,)
+    inside,
+    scale,
+    MASKED: tl.constexpr,
+    EXACT: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    limits,
+):
+    """One tile more; see `walk`."""
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+    if CAUSAL:
+        scores = tl.where(position[None, :] < limits[:, None], scores, float("-inf"))
+    elif MASKED:
+        scores = tl.where(inside[None, :], scores, float("-inf"))
+    # Unless causal, the first position of a stretch is seen, so the peak is finite from the first tile on.
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    level = new_peak
+    if CAUSAL:
+        level = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    weights = tl.exp2(scores - level[:, None])
+    shrink = tl.exp2(peak - level)
+    if EXACT:
+        ones = tl.full([values.shape[0], COLUMNS], 1.0, dtype=values.dtype)
+        total = tl.dot(weights.to(values.dtype), ones, total * shrink[:, None], input_precision="ieee")
+    else:
+        total = total * shrink + tl.sum(weights, 1)
+    output = output * shrink[:, None]
+    output = tl.dot(weights.to(values.dtype), values, output, input_precision="ieee")
+    return output, total, new_peak
+
+
+@triton.jit
 def walk(  # type: ignore[no-untyped-def]
     output,  # (ROWS, HEAD_DIM) float32
     total,  # (ROWS,) float32; exact: (ROWS, COLUMNS), columns alike
@@ -104,27 +143,54 @@ def walk(  # type: ignore[no-untyped-def]
         position = at + offset
         inside = position < end
         keys, values = read_tile(keys_of_head, table, position, inside, KV_HEADS, HEAD_DIM, BLOCK_SIZE, MASKED)
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-        if CAUSAL:
-            scores = tl.where(position[None, :] < limits[:, None], scores, float("-inf"))
-        elif MASKED:
-            scores = tl.where(inside[None, :], scores, float("-inf"))
-        # Unless causal, the first position of a stretch is seen, so the peak is finite from the first tile on.
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        level = new_peak
-        if CAUSAL:
-            level = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        weights = tl.exp2(scores - level[:, None])
-        shrink = tl.exp2(peak - level)
-        if EXACT:
-            ones = tl.full([BLOCK_N, COLUMNS], 1.0, dtype=values.dtype)
-            total = tl.dot(weights.to(values.dtype), ones, total * shrink[:, None], input_precision="ieee")
-        else:
-            total = total * shrink + tl.sum(weights, 1)
-        output = output * shrink[:, None]
-        output = tl.dot(weights.to(values.dtype), values, output, input_precision="ieee")
-        peak = new_peak
+        output, total, peak = see(
+            output, total, peak, queries, keys, values, position, inside, scale, MASKED, EXACT, CAUSAL, limits
+        )
     return output, total, peak
+
+
+@triton.jit
+def walk_parts(  # type: ignore[no-untyped-def]
+    folded,  # (ROWS, HEAD_DIM), and as `fold` keeps them
+    weight,
+    top,
+    output,  # of the part that begins at the start, as `begin_part` makes them
+    total,
+    peak,
+    queries,
+    kv,
+    table,
+    kv_head,
+    start,
+    end,
+    cut,  # -> the cut that comes after the start; all cuts are multiples of BLOCK_N
+    scale,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """As `walk`, exactly, over several parts in one loop: at each cut the part is folded into those before it. Returns
+    these, and the last part as it is."""
+    offset = tl.arange(0, BLOCK_N)
+    dim = tl.arange(0, HEAD_DIM)
+    keys_of_head = kv + kv_head * HEAD_DIM + dim[None, :]
+    next_cut = tl.load(cut)
+    for at in range(start, end, BLOCK_N):
+        if at == next_cut:
+            values_of_part, score = finish(output, total, peak, EXACT=True)
+            folded, weight, top = fold(folded, weight, top, values_of_part, score)
+            output, total, peak = begin_part(output.shape[0], HEAD_DIM, EXACT=True)
+            cut += 1
+            next_cut = tl.load(cut)
+        position = at + offset
+        inside = position < end
+        keys, values = read_tile(keys_of_head, table, position, inside, KV_HEADS, HEAD_DIM, BLOCK_SIZE, MASKED=True)
+        output, total, peak = see(
+            output, total, peak, queries, keys, values, position, inside, scale,
+            MASKED=True, EXACT=True, CAUSAL=False, limits=0,
+        )  # fmt: skip
+    return folded, weight, top, output, total, peak
 
 
 @triton.jit

@@ -25,13 +25,14 @@ from ramify.gpu.kernels.stretches import Cuts, Stretches
 Int32s = NDArray[np.int32]
 
 OWN_FIELDS, PREFIX_FIELDS, GROUP_FIELDS = 4, 6, 2
+MOST_SHARES = 2.0  # of what a program walks on average: the most that one item may be of a row in several parts
 
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
     """One step's items as the device reads them; positions are those of the row's track."""
 
-    own: Int32s  # (items, 4): row, kv_start, kv_end, part
+    own: Int32s  # (items, 4): row, kv_start, kv_end, part; or all of a row's own parts, and ~ the first of them
     prefix: Int32s  # (items, 6): group, kv_start, kv_end, first query, number of queries, split
     groups: Int32s  # (groups, 2): the row whose block table is read, where its members begin
     members: Int32s  # rows of all groups, group by group
@@ -44,11 +45,15 @@ class WorkList:
         return int(self.first_part[-1] + self.num_parts[-1]) if len(self.num_parts) else 0
 
 
-def build_work_list(reads: Reads, *, queries_per_row: int, query_tile: int, cuts: Cuts) -> WorkList:
+def build_work_list(
+    reads: Reads, *, queries_per_row: int, query_tile: int, cuts: Cuts, programs: int | None = None
+) -> WorkList:
     """The single rows of a step; rows that no chunk stands in are padding.
 
     `queries_per_row` query heads read one KV head; the queries of sharers, row by row, are cut into tiles of
     `query_tile`. Query q of a shared prefix belongs to its sharer q // queries_per_row.
+
+    programs: how many items are walked at a time, if one may be all that a row reads by itself, whatever its parts.
     """
     starts, ends = np.zeros((2, reads.num_singles), np.int64)  # of each row's own part
     single = slice(None) if reads.num_singles == reads.size else reads.num_rows == 1
@@ -73,7 +78,7 @@ def build_work_list(reads: Reads, *, queries_per_row: int, query_tile: int, cuts
     num_parts = own.counts + shared_parts
     first_part = np.cumsum(num_parts) - num_parts
     return WorkList(
-        own=_own_items(own, first_part + shared_parts),
+        own=_own_items(own, first_part + shared_parts, whole_rows(own.counts, ends - starts, programs)),
         prefix=prefix,
         groups=groups,
         members=members.astype(np.int32),
@@ -83,14 +88,28 @@ def build_work_list(reads: Reads, *, queries_per_row: int, query_tile: int, cuts
     )
 
 
-def _own_items(own: Stretches, first_own_part: Int64s) -> Int32s:
+def whole_rows(num_parts: Int64s, lengths: Int64s, programs: int | None) -> NDArray[np.bool_]:
+    """(rows,) whose own parts are one item: where that keeps no program for long when all others are done."""
+    if programs is None:
+        return np.zeros(len(lengths), bool)
+    is_whole: NDArray[np.bool_] = (num_parts == 1) | (lengths <= MOST_SHARES * lengths.sum() / programs)
+    return is_whole
+
+
+def _own_items(own: Stretches, first_own_part: Int64s, is_whole: NDArray[np.bool_]) -> Int32s:
     """The longest first: what programs take last, one more or one less of them, is then short."""
     items = np.empty((len(own.owners), OWN_FIELDS), np.int32)
     items[:, 0] = own.owners
     items[:, 1] = own.starts
     items[:, 2] = own.ends
     items[:, 3] = first_own_part[own.owners] + own.indices
-    return items[np.argsort(own.starts - own.ends, kind="stable")]
+    if is_whole.any():
+        joined = is_whole[own.owners]
+        is_first, is_last = own.indices == 0, own.indices == own.counts[own.owners] - 1
+        items[joined & is_first, 2] = own.ends[joined & is_last]
+        items[joined, 3] = ~items[joined, 3]
+        items = items[~joined | is_first]
+    return items[np.argsort(items[:, 1] - items[:, 2], kind="stable")]
 
 
 def _prefix_items(shared: Stretches, queries: Int64s, tile: int) -> Int32s:
