@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,20 @@ def test_searches_beside_others_find_the_same(waiting: LLM, ahead: LLM) -> None:
         SamplingParams(strategy="beam_search", beam_width=3, max_tokens=9, repetition_penalty=1.2),
     ]
     assert found(ahead, params) == found(waiting, params)
+
+
+@pytest.mark.parametrize("strategy", ["diverse", "without_replacement"])
+def test_searches_beside_sets_find_the_same(waiting: LLM, ahead: LLM, strategy: Any) -> None:
+    """Sets are drawn in waves, which must not choose for a search more than once."""
+    beams = SamplingParams(strategy="beam_search", beam_width=6, n=6, max_tokens=33)
+    penalty: dict[str, Any] = {"diversity_penalty": 2.0} if strategy == "diverse" else {}
+    others = [SamplingParams(strategy=strategy, n=4, seed=number, max_tokens=40, **penalty) for number in range(3)]
+    params = [beams, *others, replace(beams, beam_width=3, n=3)]
+    both = found(ahead, params)
+    assert both == found(waiting, params)
+    ahead.reset_prefix_cache()
+    alone = found(ahead, [beams] * len(PROMPTS))
+    assert both[0] == alone[0]
 
 
 @pytest.mark.parametrize("options", [{}, {"allowed_token_ids": [5, 6, 7, 8, 9, 10, 11], "stop_token_ids": [7, 8]}])
