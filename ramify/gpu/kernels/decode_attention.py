@@ -273,6 +273,19 @@ def _prefetch(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _read_part(partials, lse, source, real, HEAD_DIM: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A part of some heads, as `_leave` wrote it: past the L1 cache, which does not see what other processors wrote."""
+    score = tl.load(lse + source, mask=real, other=0.0, cache_modifier=".cg")
+    values = tl.load(
+        partials + source[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :],
+        mask=real[:, None],
+        other=0.0,
+        cache_modifier=".cg",
+    )
+    return values, score
+
+
+@triton.jit
 def _with_parts(  # type: ignore[no-untyped-def]
     output,  # (PADDED_QUERIES, HEAD_DIM), and as walk keeps them
     total,
@@ -285,14 +298,10 @@ def _with_parts(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ):
-    """What a walk found, merged with `count` parts, the first at `source`; loads as in `_merged`."""
-    dim = tl.arange(0, HEAD_DIM)
+    """What a walk found, merged with `count` parts, the first at `source`."""
     for part in tl.range(0, count, loop_unroll_factor=4):
-        at = source + part * HEADS
-        score = tl.load(lse + at, mask=real, other=0.0, cache_modifier=".cg") * LOG2
-        values = tl.load(
-            partials + at[:, None] * HEAD_DIM + dim[None, :], mask=real[:, None], other=0.0, cache_modifier=".cg"
-        )
+        values, score = _read_part(partials, lse, source + part * HEADS, real, HEAD_DIM)
+        score *= LOG2
         new_peak = tl.maximum(peak, score)  # finite: every part has seen a position
         weight = tl.exp2(score - new_peak)
         shrink = tl.exp2(peak - new_peak)
@@ -314,20 +323,14 @@ def _merged(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     EXACT: tl.constexpr,
 ):
-    """`count` parts of some heads, the first at `source`, merged by log-sum-exp. Loads go past the L1 cache, which does
-    not see what other processors wrote."""
+    """`count` parts of some heads, the first at `source`, merged by log-sum-exp."""
     output, total, peak = begin(PADDED_QUERIES, HEAD_DIM)
     if EXACT:
         output, total, peak = _folded(output, total, peak, partials, lse, source, count, real, HEADS, HEAD_DIM)
         return whole(output, total)
     else:  # noqa: RET505 (the compiler takes one branch)
-        dim = tl.arange(0, HEAD_DIM)
         for part in tl.range(0, count, loop_unroll_factor=4):
-            at = source + part * HEADS
-            score = tl.load(lse + at, mask=real, other=0.0, cache_modifier=".cg")
-            values = tl.load(
-                partials + at[:, None] * HEAD_DIM + dim[None, :], mask=real[:, None], other=0.0, cache_modifier=".cg"
-            )
+            values, score = _read_part(partials, lse, source + part * HEADS, real, HEAD_DIM)
             new_peak = tl.maximum(peak, score)  # finite: every part has seen a position
             weight = tl.exp(score - new_peak)
             shrink = tl.exp(peak - new_peak)
@@ -351,13 +354,8 @@ def _folded(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
 ):
     """The same exactly (walk.py), and not yet divided."""
-    dim = tl.arange(0, HEAD_DIM)
     for part in tl.range(0, count, loop_unroll_factor=4):
-        at = source + part * HEADS
-        score = tl.load(lse + at, mask=real, other=0.0, cache_modifier=".cg")
-        values = tl.load(
-            partials + at[:, None] * HEAD_DIM + dim[None, :], mask=real[:, None], other=0.0, cache_modifier=".cg"
-        )
+        values, score = _read_part(partials, lse, source + part * HEADS, real, HEAD_DIM)
         folded, weight, top = fold(folded, weight, top, values, score)
     return folded, weight, top
 
