@@ -1,12 +1,14 @@
-"""One process of test_bits.py: an engine, what it answers to the requests, and what really happened meanwhile.
+"""One process of test_bits.py: engines, what they answer to the requests, and what really happened meanwhile.
 
-    python -m tests.gpu.bits_process FOLDER SCHEDULE PART PARTS OUT
+    python -m tests.gpu.bits_process FOLDER SCHEDULE OUT
 
-`alone` asks for the requests PART, PART + PARTS, … one after the other; the other schedules for all of them at once.
+It asks for its share of the requests one after the other, and then, with another engine, for all of them in a busy
+schedule; the shares of all schedules together are all requests.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 import random
@@ -41,6 +43,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     },
     "a cache that runs out": {"num_kv_blocks": 380, "max_num_seqs": 256, "max_num_batched_tokens": 2_048},
 }
+BUSY = [name for name in SCHEDULES if name != ALONE]
 
 
 def requests(vocab_size: int) -> list[bits.Asked]:
@@ -111,19 +114,24 @@ def answered(llm: LLM, schedule: str, asked: Sequence[bits.Asked]) -> list[list[
     return [answers[index] for index in range(len(asked))]
 
 
-def main(folder: str, schedule: str, part: str, parts: str, out: str) -> None:
-    began = time.perf_counter()
+def main(folder: str, schedule: str, out: str) -> None:
     facts = json.loads((Path(folder) / "config.json").read_text())
     asked = requests(min(100_000, facts["vocab_size"]))
-    own = range(int(part), len(asked), int(parts))
-    llm = engine(folder, **SCHEDULES[schedule])
-    watch = Watch(llm)
-    ready = time.perf_counter()
-    answers = answered(llm, schedule, [asked[index] for index in own])
-    counts = watch.counts + Counter({name: int(count) for name, count in llm.stats().items()})
-    seconds = {"start": round(ready - began, 1), "requests": round(time.perf_counter() - ready, 1)}
-    Path(out).write_bytes(pickle.dumps((dict(zip(own, answers, strict=True)), counts)))
-    print(json.dumps({"shape": Path(folder).name, "schedule": schedule, "part": part, **seconds, **counts}))
+    own = range(BUSY.index(schedule), len(asked), len(BUSY))
+    told = {}
+    for each, numbers in ((ALONE, own), (schedule, range(len(asked)))):
+        began = time.perf_counter()
+        llm = engine(folder, **SCHEDULES[each])
+        watch = Watch(llm)
+        ready = time.perf_counter()
+        answers = answered(llm, each, [asked[number] for number in numbers])
+        counts = watch.counts + Counter({name: int(count) for name, count in llm.stats().items()})
+        told[each] = dict(zip(numbers, answers, strict=True)), counts
+        seconds = {"start": round(ready - began, 1), "requests": round(time.perf_counter() - ready, 1)}
+        print(json.dumps({"shape": Path(folder).name, "schedule": each, **seconds, **counts}), flush=True)
+        del llm, watch
+        gc.collect()
+    Path(out).write_bytes(pickle.dumps(told))
 
 
 if __name__ == "__main__":

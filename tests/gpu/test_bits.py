@@ -1,8 +1,9 @@
 """batch_invariant in bfloat16, on widths of real models: requests alone and in three busy schedules, bit for bit.
 
 Tiny models split nothing: these have the widths, heads and vocabularies of 0.6B, 1.5B and 1B models, with three layers:
-how sums are split follows from a layer's shape, so more of them would only take longer. Every schedule of every shape
-is a process of its own (bits_process.py), as many at once as there are processors: kernels are compiled side by side.
+how sums are split follows from a layer's shape, so more of them would only take longer. Every busy schedule of every
+shape is a process of its own (bits_process.py), as many at once as there are processors: kernels are compiled side by
+side. Each of them asks for a third of the requests alone too.
 """
 
 from __future__ import annotations
@@ -20,11 +21,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests import bits
-from tests.gpu.bits_process import ALONE, SAMPLES, SCHEDULES, requests
+from tests.gpu.bits_process import ALONE, BUSY, SAMPLES, SCHEDULES, requests
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 600  # of a process; one by one, on two cores, none takes that
-PARTS = {ALONE: 3}  # processes of a schedule that asks for one request after the other
 # How often, at least, what must not change a bit happens in a busy schedule.
 OFTEN = {
     "steps ahead": 100,
@@ -92,37 +92,36 @@ class Told(NamedTuple):
     counts: Counter[str]
 
 
+Answers = dict[str, tuple[dict[int, list[Any]], Counter[str]]]  # by schedule
+
+
 class Processes:
-    """All of them, from the start on; whoever asks for a schedule waits for its own alone."""
+    """All of them, from the start on; whoever asks for a schedule waits for what it needs."""
 
     def __init__(self, folder: Path, pool: ThreadPoolExecutor) -> None:
-        self._running: dict[tuple[str, str], list[Future[tuple[dict[int, list[Any]], Counter[str]]]]] = {}
-        for schedule in SCHEDULES:  # those that take longest come first
-            for shape, facts in SHAPES.items():
-                (folder / shape).mkdir(exist_ok=True)
-                (folder / shape / "config.json").write_text(json.dumps({**COMMON, **facts}))
-                parts = PARTS.get(schedule, 1)
-                self._running[shape, schedule] = [
-                    pool.submit(_run, folder / shape, schedule, part, parts) for part in range(parts)
-                ]
+        self._running: dict[str, list[Future[Answers]]] = {}
+        for shape, facts in SHAPES.items():
+            (folder / shape).mkdir()
+            (folder / shape / "config.json").write_text(json.dumps({**COMMON, **facts}))
+            self._running[shape] = [pool.submit(_run, folder / shape, schedule) for schedule in BUSY]
 
     def told(self, shape: str, schedule: str) -> Told:
         answers: dict[int, list[Any]] = {}
         counts: Counter[str] = Counter()
-        for part in self._running[shape, schedule]:
-            own, seen = part.result()
+        for running in self._running[shape] if schedule == ALONE else [self._running[shape][BUSY.index(schedule)]]:
+            own, seen = running.result()[schedule]
             answers |= own
             counts += seen
-        return Told([answers[index] for index in range(len(answers))], counts)
+        return Told([answers[number] for number in range(len(answers))], counts)
 
 
-def _run(folder: Path, schedule: str, part: int, parts: int) -> tuple[dict[int, list[Any]], Counter[str]]:
-    out = folder / f"{schedule} {part}"
-    program = [sys.executable, "-m", "tests.gpu.bits_process", str(folder), schedule, str(part), str(parts), str(out)]
+def _run(folder: Path, schedule: str) -> Answers:
+    out = folder / schedule
+    program = [sys.executable, "-m", "tests.gpu.bits_process", str(folder), schedule, str(out)]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
     print(done.stdout)
     assert done.returncode == 0, f"{folder.name}, {schedule}: {done.stderr[-3000:]}"
-    told: tuple[dict[int, list[Any]], Counter[str]] = pickle.loads(out.read_bytes())
+    told: Answers = pickle.loads(out.read_bytes())
     return told
 
 
@@ -133,7 +132,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != ALONE])
+@pytest.mark.parametrize("schedule", BUSY)
 def test_requests_alone_and_in_busy_schedules(processes: Processes, shape: str, schedule: str) -> None:
     alone, busy = processes.told(shape, ALONE), processes.told(shape, schedule)
     asked = requests(100_000)

@@ -51,7 +51,7 @@ NUM_WARPS = 4
 NUM_STAGES = 3
 PROGRAMS_PER_PROCESSOR = (2, 8)  # at least, at most
 PARTS_OF_A_ROW = 8  # that a launch has programs for, where rows are few
-MOST_REGISTERS = 168  # of a thread, exactly: three programs then run on a processor at a time, without it two
+MOST_REGISTERS = 128  # of a thread, exactly: four programs then run on a processor at a time, without it two
 FEWEST_QUERIES = 16  # what a matrix product takes
 LOG2 = tl.constexpr(LOG2_OF_E)
 
