@@ -15,7 +15,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from ramify.config import AlphaMethod, MixtureConfig
-from ramify.gpu import packed_weight, product_forms
+from ramify.gpu import product_forms
 from ramify.gpu.kernels.activation import silu_and_multiply
 from ramify.gpu.kernels.bending import Bends, bend
 from ramify.gpu.kernels.candidate_ranks import rank_candidates
@@ -26,7 +26,7 @@ from ramify.gpu.kernels.floors import FloorScratch, find_floors
 from ramify.gpu.kernels.following import follow
 from ramify.gpu.kernels.narrowing import Cuts, narrow
 from ramify.gpu.kernels.norm import add_rms_norm
-from ramify.gpu.kernels.packed_product import packed_product
+from ramify.gpu.kernels.packed_rows import packed_gate_up, packed_rows
 from ramify.gpu.kernels.parts import Parts
 from ramify.gpu.kernels.prefix_noise import add_prefix_noise
 from ramify.gpu.kernels.race import BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
@@ -36,7 +36,9 @@ from ramify.gpu.kernels.row_stream import RowStream, row_stream
 from ramify.gpu.kernels.tile_stream import TileStream, stream_gate_up, tile_stream
 from ramify.gpu.kernels.tiled_product import Tiles, tiled_gate_up, tiled_product
 from ramify.gpu.kernels.top_logprobs import Processing, Reports, report
+from ramify.gpu.kernels.unpacked import unpack
 from ramify.gpu.mixer import mix
+from ramify.gpu.packed_forms import tiles_for
 from ramify.gpu.packed_parts import DevicePacking, PackedPart
 from ramify.gpu.product_forms import FormsByRule, Product
 from ramify.gpu.results import Drawn
@@ -149,12 +151,16 @@ def products_of_few_bits(dtype: torch.dtype) -> None:
         data = torch.zeros(outputs * hidden // quant_format.block_size * quant_format.block_bytes, dtype=torch.uint8)
         part = DevicePacking(CPU, dtype).pack(StoredTensor(data, quant_format, (outputs, hidden)))
         assert isinstance(part, PackedPart), name
-        for rows in (1, 64, 300) if name == "INT4x128" else (64,):
-            x, tiles = torch.zeros(rows, hidden, dtype=dtype), packed_weight.tiles_for(rows)
-            packed_product(x, part, torch.zeros(1, rows, outputs), tiles, overlap=True)
-        packed_product(
-            x, part, torch.zeros(1, rows, outputs, dtype=dtype), tiles, bias=torch.zeros(outputs, dtype=dtype)
-        )
+        unpack(part, 0, torch.zeros(outputs, hidden, dtype=dtype))
+        for rows in (1, 8, 16, 128) if name == "INT4x128" else (1, 32):
+            x, bias = torch.zeros(rows, hidden, dtype=dtype), torch.zeros(outputs, dtype=dtype)
+            norm = Norm(torch.zeros(hidden, dtype=dtype), 1e-6) if rows == 1 else None
+            tiles = tiles_for(rows, outputs, hidden, part.bits, is_paired=False, can_split=True)
+            packed_rows(x, part, torch.zeros(tiles.splits, rows, outputs), tiles, overlap=True)
+            tiles = tiles_for(rows, outputs, hidden, part.bits, is_paired=False, can_split=False)
+            packed_rows(x, part, torch.zeros(1, rows, outputs, dtype=dtype), tiles, bias=bias, norm=norm, adds=rows == 1)
+            tiles = tiles_for(rows, outputs // 2, hidden, part.bits, is_paired=True, can_split=False)
+            packed_gate_up(x, part, torch.zeros(rows, outputs // 2, dtype=dtype), tiles, norm=norm, overlap=True)
 
 
 def floors_of(vocab_size: int) -> None:

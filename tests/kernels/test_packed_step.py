@@ -118,5 +118,5 @@ def test_parts_tell_all_that_they_hold(device: torch.device, make_checkpoint: Ch
     )
     decoder = load(folders[0], device, packed=True)
     part = decoder.layers[0].qkv.parts[0]
-    assert len(part.tensors) == 4
+    assert len(part.tensors) == 3
     assert part.num_bytes == sum(tensor.nbytes for tensor in part.tensors)

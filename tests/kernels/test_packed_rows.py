@@ -1,0 +1,129 @@
+"""Rows times weights of few bits, by threads that hold them as matrix instructions want them, against float64.
+
+Without a GPU the kernel's own source runs on torch's operators (threads.py), in float16 and in bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ramify.gpu.kernels.packed_rows import WarpTiles, can_multiply, packed_gate_up, packed_rows
+from ramify.gpu.kernels.row_product import Norm
+from ramify.gpu.packed_forms import tiles_for
+from ramify.gpu.packed_parts import PackedPart
+from ramify.models.packed_quants import PACKED_FORMATS
+from tests.kernels.test_packed_parts import packed
+from tests.kernels.test_tiled_product import check
+from tests.kernels.threads import simulated
+
+HALVES = [torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def threads(device: torch.device) -> Iterator[None]:
+    with simulated() if device.type == "cpu" else nullcontext():
+        yield
+
+
+def dequantised(part: PackedPart) -> Tensor:
+    return part.rows(torch.arange(part.shape[0], device=part.numbers.device)).double()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", PACKED_FORMATS)
+@pytest.mark.parametrize(
+    ("rows", "outputs", "columns", "tiles"),
+    [
+        (1, 40, 256, WarpTiles(1, 2, 1)),  # the last tile half full
+        (1, 16, 2304, WarpTiles(1, 2, 2)),  # more groups than a lap of turns, the last turn half empty
+        (5, 72, 640, WarpTiles(2, 2, 2, splits=2)),  # splits of 3 groups and 2
+        (19, 33, 256, WarpTiles(4, 1, 2)),  # three tiles of rows
+        (35, 48, 384, WarpTiles(2, 4, 2)),  # two programs of rows; a warp with nothing to do
+    ],
+)
+def test_packed_rows(
+    device: torch.device, dtype: torch.dtype, name: str, rows: int, outputs: int, columns: int, tiles: WarpTiles
+) -> None:
+    """Float32 up to the sum: numbers, zeros and scales are never rounded."""
+    torch.manual_seed(rows)
+    part = packed(name, outputs, columns, device)
+    assert can_multiply(dtype, part) or device.type == "cpu"
+    x = torch.randn(rows, columns, device=device).to(dtype)
+    values = torch.full((tiles.splits, rows, outputs + 7), torch.nan, device=device)
+    packed_rows(x, part, values, tiles, first_output=3)
+    check(values.sum(0)[:, 3:-4], x.double() @ dequantised(part).t())
+    assert values[:, :, :3].isnan().all()
+    assert values[:, :, -4:].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", ["INT4x32", "INT8x32"])
+def test_columns_that_are_no_whole_tiles(device: torch.device, dtype: torch.dtype, name: str) -> None:
+    part = packed(name, 16, 160, device)
+    x = torch.randn(9, 160, device=device).to(dtype)
+    values = torch.empty(1, 9, 16, device=device)
+    packed_rows(x, part, values, WarpTiles(1, 2, 1))
+    check(values[0], x.double() @ dequantised(part).t())
+
+
+def normed(x: Tensor, norm: Norm) -> Tensor:
+    """In x's precision, rounded where the norm's own kernel rounds."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(1, keepdim=True) + norm.eps)
+    return (norm.weight.float() * (wide * scale).to(x.dtype).float()).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_one_row_with_norm_bias_and_residual(device: torch.device, dtype: torch.dtype, has_bias: bool) -> None:
+    torch.manual_seed(0)
+    part = packed("INT4x128", 40, 384, device)
+    x = (3 * torch.randn(1, 384, device=device)).to(dtype)
+    norm = Norm(torch.randn(384, device=device).to(dtype), 1e-5)
+    bias = torch.randn(40, device=device).to(dtype) if has_bias else None
+    residual = torch.randn(1, 1, 40, device=device).to(dtype)
+    expected = normed(x, norm).double() @ dequantised(part).t()
+    if bias is not None:
+        expected += bias.double()
+    out = torch.empty(1, 1, 40, device=device, dtype=dtype)
+    packed_rows(x, part, out, WarpTiles(1, 2, 2), bias=bias, norm=norm)
+    check(out[0], expected)
+    added = residual.clone()
+    packed_rows(x, part, added, WarpTiles(1, 2, 2), bias=bias, norm=norm, adds=True)
+    check(added[0], residual[0].double() + expected)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", PACKED_FORMATS)
+@pytest.mark.parametrize(("rows", "tiles"), [(1, WarpTiles(2, 2, 2)), (7, WarpTiles(4, 2, 1)), (33, WarpTiles(4, 1, 1))])
+def test_gate_and_up(device: torch.device, dtype: torch.dtype, name: str, rows: int, tiles: WarpTiles) -> None:
+    torch.manual_seed(rows)
+    part = packed(name, 96, 256, device)
+    size = 0.01 if name == "FP8" else 1.0  # float16 ends at 65,504
+    x, bias = ((size * torch.randn(*shape, device=device)).to(dtype) for shape in ((rows, 256), (96,)))
+    norm = Norm((size * torch.randn(256, device=device)).to(dtype), 1e-5) if rows == 1 else None
+    product = (x if norm is None else normed(x, norm)).double() @ dequantised(part).t() + bias.double()
+    gate, up = product.to(dtype).double().chunk(2, dim=1)
+    out = torch.full((rows, 48), torch.nan, device=device, dtype=dtype)
+    packed_gate_up(x, part, out, tiles, bias=bias, norm=norm)
+    check(out, F.silu(gate).to(dtype).double() * up)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 16, 17, 32, 33, 64, 128])
+@pytest.mark.parametrize(
+    ("outputs", "columns"), [(2560, 2048), (2048, 2048), (2048, 11008), (11008, 2048), (27648, 5120), (5120, 27648), (96, 128)]
+)
+def test_tiles_by_rule(bits: int, rows: int, outputs: int, columns: int) -> None:
+    """Whatever the shape, a program has something to do, and the numbers are powers of two."""
+    for is_paired in (False, True):
+        tiles = tiles_for(rows, outputs, columns, bits, is_paired=is_paired, can_split=not is_paired)
+        assert tiles.splits * 128 <= max(columns, 128)
+        assert not is_paired or tiles.tiles % 2 == 0
+        assert all(number & (number - 1) == 0 for number in (tiles.tiles, tiles.warps, tiles.splits))

@@ -1,0 +1,208 @@
+"""Runs the kernel of packed_rows.py without a GPU: its own source, with torch's operators for the language's.
+
+Every tensor there has one element a thread, so a program is a few vectors. The functions that are one instruction or a
+few of assembly have counterparts here, which do with threads and bits what the instructions do; all else, what is loaded
+from where, multiplied with what and written to where, is the kernel's own. It is slow, and shows no race.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ramify.gpu.kernels import packed_rows
+
+SOURCES: dict[str, FunctionType] = {
+    name: value.fn for name, value in vars(packed_rows).items() if isinstance(getattr(value, "fn", None), FunctionType)
+}
+
+
+class Pointer:
+    """Places in a tensor; past its ends nothing may be read or written."""
+
+    def __init__(self, tensor: Tensor, places: Tensor | int = 0) -> None:
+        assert tensor.is_contiguous()
+        self.tensor, self.places = tensor.view(-1), places
+        self.dtype = SimpleNamespace(element_ty=tensor.dtype)
+
+    def __add__(self, places: Tensor | int) -> Pointer:
+        return Pointer(self.tensor, self.places + places)
+
+    def load(self, mask: Tensor | None = None, other: float = 0) -> Tensor:
+        places = torch.as_tensor(self.places)
+        if mask is None:
+            return self.tensor[places]
+        return torch.where(mask, self.tensor[torch.where(mask, places, 0)], torch.tensor(other, dtype=self.tensor.dtype))
+
+    def words(self, count: int, inside: Tensor) -> tuple[Tensor, ...]:
+        """int32, however the tensor is typed."""
+        width = 4 // self.tensor.itemsize
+        assert torch.equal(self.places % (count * width), torch.zeros_like(self.places)), "aligned"
+        words, first = self.tensor.view(torch.int32), self.places // width
+        return tuple(torch.where(inside, words[torch.where(inside, first + each, 0)], 0) for each in range(count))
+
+
+class Shared:
+    def __init__(self, flat: Tensor, shape: tuple[int, ...]) -> None:
+        self._flat, self._shape = flat, shape
+
+    def store(self, value: Tensor) -> None:
+        self._flat.copy_(value.permute(*reversed(range(value.dim()))).reshape(-1))  # threads one after the other
+
+    def _reinterpret(self, _dtype: torch.dtype, shape: list[int], _layout: Any) -> Shared:
+        return Shared(self._flat, tuple(shape))
+
+    def slice(self, start: int, length: int) -> Shared:
+        size = math.prod(self._shape[1:])
+        return Shared(self._flat[start * size : (start + length) * size], (length, *self._shape[1:]))
+
+    def load(self, _layout: Any) -> Tensor:
+        return self._flat.view(self._shape)
+
+
+class Language(SimpleNamespace):
+    """What the kernel asks of `gl`, for one program."""
+
+    def __init__(self, program: tuple[int, ...], warps: int) -> None:
+        layout = lambda *_: None  # noqa: E731
+        super().__init__(
+            constexpr=None,
+            static_range=range,
+            num_warps=lambda: warps,
+            program_id=lambda axis: torch.tensor(program[axis]),
+            arange=lambda start, end, layout: torch.arange(start, end),  # noqa: ARG005
+            minimum=lambda one, other: torch.minimum(torch.as_tensor(one), torch.as_tensor(other)),
+            full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),  # noqa: ARG005
+            load=lambda pointer, mask=None, other=0.0: pointer.load(mask, other),
+            store=_store,
+            sum=lambda values, axis: values.sum(axis),
+            rsqrt=torch.rsqrt,
+            exp=torch.exp,
+            join=lambda one, other: torch.stack((one, other), -1),
+            allocate_shared_memory=lambda dtype, shape, _: Shared(
+                torch.full([math.prod(shape)], torch.nan, dtype=dtype), tuple(shape)
+            ),
+            BlockedLayout=layout,
+            SliceLayout=layout,
+            SwizzledSharedLayout=layout,
+            int32=torch.int32,
+            int64=torch.int64,
+            float32=torch.float32,
+        )
+
+
+def _store(pointer: Pointer, value: Tensor, mask: Tensor) -> None:
+    places = torch.as_tensor(pointer.places).expand(mask.shape)[mask]
+    assert len(places.unique()) == len(places), "every place is written once"
+    pointer.tensor[places] = value.expand(mask.shape)[mask]
+
+
+class Instructions:
+    """The functions of the kernel that are written in assembly."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def _halves(self, word: Tensor) -> Tensor:
+        """(threads,) -> (threads, 2) float32: the two numbers of a word, low half first."""
+        return word.view(torch.int16).view(-1, 2).view(self._dtype).float()
+
+    def _word(self, halves: Tensor) -> Tensor:
+        """(threads, 2) -> (threads,): exact, or rounded once."""
+        return halves.to(self._dtype).contiguous().view(torch.int32)[:, 0]
+
+    def _bits(self, halves: Tensor) -> Tensor:
+        return halves.to(torch.int16).contiguous().view(torch.int32)[:, 0]
+
+    def _constant(self, text: str, name: str) -> Tensor:
+        bits = int(text.split(f"mov.b32 {name}, 0x")[1][:4], 16)
+        return torch.tensor([bits], dtype=torch.int32).to(torch.int16).view(self._dtype).float()
+
+    def decode_scale(self, word: Tensor, text: str) -> tuple[Tensor, Tensor]:
+        halves = word.view(torch.int16).view(-1, 2)
+        zero = self._halves(self._bits(halves[:, 1:].expand(-1, 2))) * self._constant(text, "m")
+        return halves[:, 0].contiguous().view(torch.float16).float(), self._word(zero)
+
+    def unpack_nibbles(self, word: Tensor, zero: Tensor, other_zero: Tensor, text: str) -> tuple[Tensor, ...]:
+        low, high, found = self._constant(text, "l"), self._constant(text, "h"), []
+        for moved in (word, word >> 8):
+            found.append(self._word(self._halves(moved & 0x000F000F) * low + self._halves(zero)))
+            found.append(self._word(self._halves(moved & 0x00F000F0) * high + self._halves(other_zero)))
+        return tuple(found)
+
+    def unpack_octets(self, word: Tensor, zero: Tensor, other_zero: Tensor, text: str) -> tuple[Tensor, ...]:
+        if "or.b32" not in text:
+            scale = self._constant(text, "l")
+            first = self._halves(word & 0x00FF00FF) * scale + self._halves(zero)
+            other = self._halves(word >> 8 & 0x00FF00FF) * scale + self._halves(other_zero)
+            return self._word(first), self._word(other)
+        octets = word.view(torch.uint8).view(-1, 2, 2).view(torch.float8_e4m3fn).float()
+        return self._word(octets[:, :, 0]), self._word(octets[:, :, 1])
+
+    def normed(self, word: Tensor, weight: Tensor, scale: Tensor, _text: str) -> Tensor:
+        rounded = (self._halves(word) * scale[:, None]).to(self._dtype).float()
+        return self._word(rounded * self._halves(weight))
+
+    def multiply(
+        self, left: tuple[Tensor, ...], inputs: Tensor, other_inputs: Tensor, sums: tuple[Tensor, ...], _text: str
+    ) -> tuple[Tensor, ...]:
+        """By the picture of mma.m16n8k16 in the PTX manual: thread 4 g + q."""
+        warps = len(inputs) // 32
+        # (warps, g, q, half)
+        a = [self._halves(each).view(warps, 8, 4, 2) for each in left]
+        b = [self._halves(each).view(warps, 8, 4, 2) for each in (inputs, other_inputs)]
+        matrix = torch.cat((torch.cat((a[0], a[2]), 2), torch.cat((a[1], a[3]), 2)), 1).reshape(warps, 16, 16)
+        columns = torch.cat(b, 2).reshape(warps, 8, 16)
+        product = matrix @ columns.transpose(1, 2)  # (warps, 16, 8)
+        halves = product.view(warps, 2, 8, 4, 2)
+        return tuple(
+            sums[2 * half + column] + halves[:, half, :, :, column].reshape(-1)
+            for half, column in itertools.product(range(2), range(2))
+        )
+
+
+def run(grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Every program of a launch, one after the other."""
+    warps = options["num_warps"]
+    instructions = Instructions(arguments[0].dtype)
+    constants = {name: value for name, value in options.items() if name not in ("num_warps", "launch_pdl")}
+    pointers = [Pointer(each) if isinstance(each, Tensor) else each for each in arguments]
+    for program in itertools.product(*map(range, grid)):
+        scope: dict[str, Any] = {"gl": Language(program, warps)}
+        for name, source in SOURCES.items():
+            scope[name] = FunctionType(source.__code__, scope, name, source.__defaults__)
+        scope |= {
+            name: getattr(instructions, name) for name in vars(Instructions) if not name.startswith("_")
+        }
+        everywhere = torch.ones(32 * warps, dtype=torch.bool)
+        scope |= {
+            "load_words": lambda pointer, inside, where: pointer.words(4, inside.bool() if where else everywhere),
+            "load_pair": lambda pointer, inside, where: pointer.words(2, inside.bool() if where else everywhere),
+            "load_inputs": lambda pointer: pointer.words(4, everywhere),
+            "as_float": lambda word: word.view(torch.float32),
+            "start_next": lambda overlap: None,  # noqa: ARG005
+            "wait_for_last": lambda overlap: None,  # noqa: ARG005
+            "_by_parts": lambda rank: None,  # noqa: ARG005
+        }
+        scope["_packed_rows"](*pointers, **constants)
+
+
+class _Kernel:
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *arguments, **options: run(grid, arguments, options)
+
+
+@contextmanager
+def simulated() -> Iterator[None]:
+    """Launches inside run here."""
+    with pytest.MonkeyPatch.context() as changes:
+        changes.setattr(packed_rows, "_packed_rows", _Kernel())
+        yield
