@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import sys
 import tempfile
@@ -22,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -80,32 +80,37 @@ def kv_bytes(arch: Architecture) -> int:
 
 def engines(options: argparse.Namespace) -> dict[str, Any]:
     speeds: dict[str, float] = {}
-    for name in options.workloads:
-        workload = WORKLOADS[name].rehearsed() if options.rehearse else WORKLOADS[name]
-        for form in options.forms:
-            with tempfile.TemporaryDirectory() as folder:
-                facts = {**SHAPES[WORKLOADS[name].model], **FORMS[form]}
-                path = folder_of(Path(folder), form, facts, rehearse=options.rehearse)
-                llm = LLM(str(path), load_format="dummy", max_model_len=2_048, gpu_memory_utilization=MEMORY_SHARE)
+    models = {WORKLOADS[name].model: None for name in options.workloads}
+    for model, form in itertools.product(models, options.forms):
+        with tempfile.TemporaryDirectory() as folder:
+            path = folder_of(Path(folder), form, {**SHAPES[model], **FORMS[form]}, rehearse=options.rehearse)
+            llm = LLM(str(path), load_format="dummy", max_model_len=2_048, gpu_memory_utilization=MEMORY_SHARE)
+        for name in options.workloads:
+            workload = WORKLOADS[name].rehearsed() if options.rehearse else WORKLOADS[name]
+            if WORKLOADS[name].model != model:
+                continue
             result = measure(llm, workload, options.repeats)
             speeds[f"{name}/{form}"] = round(result.tokens_per_second)
             beside = speeds[f"{name}/{form}"] / max(speeds.get(f"{name}/bf16", 0), 1)
             told = f"{beside:.2f} of bf16" if f"{name}/bf16" in speeds else ""
             print(f"{name:<12}{form:<8}{result.tokens_per_second:10,.0f} tok/s  {told}", flush=True)
-            del llm
-            gc.collect()
-            torch.cuda.empty_cache()
+        del llm
+        gc.collect()
+        torch.cuda.empty_cache()
     return {"tok_s": speeds}
 
 
 def products(options: argparse.Namespace) -> dict[str, Any]:
-    """Each matrix as the decoder multiplies it, with so many copies that none stays in the cache."""
+    """Each matrix as the decoder multiplies it, with so many copies that none stays in the cache.
+
+    As little around it as there can be: one row's norm and residual are part of its kernels, those of more rows are not.
+    """
     from products import products_of  # type: ignore[import-not-found]
 
+    from ramify.gpu.kernels.row_product import Norm
     from ramify.gpu.packed_parts import DevicePacking
     from ramify.gpu.packed_weight import PackedWeight
-    from ramify.gpu.product_forms import Vendor
-    from ramify.gpu.products import dense_weights
+    from ramify.gpu.products import Stream, dense_weights
     from ramify.gpu.tuning import GraphStopwatch
     from ramify.models.linear import Linear
     from ramify.models.packed_quants import random_blocks
@@ -115,30 +120,39 @@ def products(options: argparse.Namespace) -> dict[str, Any]:
     generator = torch.Generator(device).manual_seed(0)
     stopwatch, times = GraphStopwatch(device), dict[str, float]()
     print(f"{'rows':>6}{'product':>10}" + "".join(f"{form:>12}" for form in options.forms) + "   microseconds")
-    for rows in options.rows:
-        for name, each, _ in products_of(options.shape)[:-1]:
-            out = torch.empty(rows, each.outputs, device=device)
+    for name, each, _ in products_of(options.shape)[:-1]:
+        copies: dict[str, list[Any]] = {}
+        for form in options.forms:
+            quantization = quantization_from_config(FORMS[form])
+            linears = []
+            for _ in range(max(2, (2**28 if quantization is None else 2**30) // each.num_bytes)):
+                linears.append(Linear(torch.empty(each.outputs, each.columns, dtype=dtype, device="meta")))
+                if quantization is None:
+                    linears[-1].weight = torch.randn(each.outputs, each.columns, device=device, dtype=dtype)
+                else:
+                    blocks = random_blocks(quantization, (each.outputs, each.columns), generator)
+                    linears[-1].put(0, blocks, DevicePacking(device, dtype))
+            packed = [PackedWeight(linear) for linear in linears if linear.parts]
+            copies[form] = packed or dense_weights(each.role, linears, None)
+        for rows in options.rows:
             x, line = torch.randn(rows, each.columns, device=device, dtype=dtype), f"{rows:>6}{name:>10}"
-            for form in options.forms:
-                quantization = quantization_from_config(FORMS[form])
-                copies: list[Any] = []
-                for _ in range(max(2, 2**29 // each.num_bytes)):
-                    linear = Linear(torch.empty(each.outputs, each.columns, dtype=dtype, device="meta"))
-                    if quantization is None:
-                        linear.weight = torch.randn(each.outputs, each.columns, device=device, dtype=dtype)
-                        copies += dense_weights("head", [linear], None)
+            norm = Norm(torch.ones(each.columns, dtype=dtype, device=device), 1e-6)
+            stream, after = Stream(x), Stream(torch.zeros(rows, each.outputs, dtype=dtype, device=device))
+            gated = torch.empty(rows, each.tiled_outputs, dtype=dtype, device=device)
+            stream.normed = lambda norm, x=x: x  # type: ignore[method-assign]  # noqa: ARG005
+
+            def launch(form: Any) -> None:
+                for weight in copies[form]:  # noqa: B023
+                    if each.role == "gate_up":  # noqa: B023
+                        weight.gated_from_stream(stream, norm, gated)  # noqa: B023
+                    elif each.role == "added" and rows == 1:  # noqa: B023
+                        weight.into_stream(x, after)  # noqa: B023
                     else:
-                        blocks = random_blocks(quantization, (each.outputs, each.columns), generator)
-                        linear.put(0, blocks, DevicePacking(device, dtype))
-                        copies.append(PackedWeight(linear))
+                        weight.from_stream(stream, norm)  # noqa: B023
 
-                def launch(_: object, copies: list[Any] = copies, x: Tensor = x, out: Tensor = out) -> None:
-                    for weight in copies:
-                        weight.logits(x, out)
-
-                took = stopwatch(launch, [Vendor()])[0] / len(copies) * 1e6
-                times[f"{name}/{rows}/{form}"] = round(took, 2)
-                line += f"{took:12.1f}"
+            for form, took in zip(options.forms, stopwatch(launch, options.forms), strict=True):
+                times[f"{name}/{rows}/{form}"] = round(took / len(copies[form]) * 1e6, 2)
+                line += f"{times[f'{name}/{rows}/{form}']:12.1f}"
             print(line, flush=True)
     return {"microseconds": times}
 

@@ -1,7 +1,7 @@
 """One forward pass of decodes on a GPU, in a graph as an engine replays it: its time, and when its kernels run.
 
-    python bench/forward.py [--shape llama8B] [--rows 1 64] [--length 500] [--layers N] [--without overlap]
-                            [--timeline]
+    python bench/forward.py [--shape llama8B] [--form gptq4] [--rows 1 64] [--length 500] [--layers N]
+                            [--without overlap] [--timeline]
 
 Random weights of a public shape in bfloat16; every row has so many positions of its own. Head included, sampler and
 host left out. `--timeline` shows the kernels of a middle layer as the profiler saw them: where a kernel begins before
@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from few_bits import FORMS  # type: ignore[import-not-found]
 from gpu_workloads import COMMON, SHAPES  # type: ignore[import-not-found]
 from step import leave_out  # type: ignore[import-not-found]
 
@@ -32,8 +33,10 @@ from ramify.device.pool import KVPool
 from ramify.device.reads import Reads
 from ramify.gpu.form_cache import FormCache, machine_of
 from ramify.gpu.gpu_layers import GpuLayers
-from ramify.models.decoder import Decoder, parameters
+from ramify.gpu.packed_parts import DevicePacking
+from ramify.models.decoder import Decoder
 from ramify.models.families import architecture_from_config
+from ramify.models.weights import fill_randomly
 
 DTYPE = torch.bfloat16
 DEVICE = torch.device("cuda")
@@ -44,13 +47,13 @@ REPLAYS = 20
 class Forward:
     """A model of random weights, and rows of one length each."""
 
-    def __init__(self, shape: str, *, max_rows: int, length: int, layers: int | None = None) -> None:
-        facts = {**COMMON, **SHAPES[shape]}
+    def __init__(
+        self, shape: str, *, max_rows: int, length: int, layers: int | None = None, form: str = "bf16"
+    ) -> None:
+        facts = {**COMMON, **SHAPES[shape], **FORMS[form]}
         arch = architecture_from_config({**facts, "num_hidden_layers": layers or facts["num_hidden_layers"]})
-        self.decoder = Decoder(arch, DTYPE, DEVICE)
-        torch.manual_seed(0)
-        for name, tensor in parameters(self.decoder):
-            tensor.fill_(1.0) if "norm" in name else tensor.normal_(0.0, 0.02)
+        self.decoder = Decoder(arch, DTYPE, DEVICE, DevicePacking(DEVICE, DTYPE) if FORMS[form] else None)
+        fill_randomly(self.decoder, 0, DTYPE)
         self.length, self._blocks = length, -(-length // BLOCK_SIZE)
         pool = KVPool(arch, max_rows * self._blocks, BLOCK_SIZE, DTYPE, DEVICE)
         pool.kv.normal_()
@@ -131,13 +134,25 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 64])
     parser.add_argument("--length", type=int, default=500)
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
+    parser.add_argument("--form", choices=list(FORMS), default="bf16", help="of the weights of the layers")
     parser.add_argument("--without", nargs="+", choices=["overlap"], default=[])
     parser.add_argument("--timeline", action="store_true")
     options = parser.parse_args()
     leave_out(options.without)
-    told: dict[str, Any] = {"shape": options.shape, "length": options.length, "without": options.without}
+    told: dict[str, Any] = {
+        "shape": options.shape,
+        "length": options.length,
+        "without": options.without,
+        "form": options.form,
+    }
     with torch.inference_mode():
-        forward = Forward(options.shape, max_rows=max(options.rows), length=options.length, layers=options.layers)
+        forward = Forward(
+            options.shape,
+            max_rows=max(options.rows),
+            length=options.length,
+            layers=options.layers,
+            form=options.form,
+        )
         for rows in options.rows:
             graph = forward.capture(rows)
             told[f"{rows} rows"] = round(milliseconds(graph), 4)

@@ -37,7 +37,7 @@ from ramify import LLM, SamplingParams
 from ramify.device.step import DeviceStep
 from ramify.engine.request import Request
 from ramify.gpu import gpu_layers as layers
-from ramify.gpu import paged, products
+from ramify.gpu import packed_weight, paged, products
 from ramify.gpu.product_forms import OneForm, Vendor
 
 FLOORS = ("_begin", "propose", "sift", "settle", "_finish")  # of top-k, top-p and min-p
@@ -57,7 +57,7 @@ class _Nothing:
 
 def leave_out(names: list[str]) -> None:
     if "overlap" in names:
-        for module in (layers, products, paged):
+        for module in (layers, products, packed_weight, paged):
             module.can_overlap = lambda _: False  # type: ignore[attr-defined]
     if "products" in names:
         products.dense_weights = lambda role, linears, cache: [  # noqa: ARG005

@@ -18,9 +18,7 @@ FEW_ROWS = 8
 def tiles_for(rows: int, outputs: int, columns: int, bits: int, *, is_paired: bool, can_split: bool) -> WarpTiles:
     """outputs: of gate and up, those of one."""
     tiles = (1 if rows <= FEW_ROWS else 2) * (2 if is_paired else 1)
-    if rows > 2 * ROWS and not is_paired:
-        tiles = 4
-    elif rows > 2 * ROWS:
+    if (rows > 2 * ROWS and not is_paired) or rows > 2 * ROWS:
         tiles = 4
     own = tiles // 2 if is_paired else tiles
     programs = -(-outputs // (OUTPUTS * own)) * -(-rows // MOST_ROWS)
@@ -28,7 +26,9 @@ def tiles_for(rows: int, outputs: int, columns: int, bits: int, *, is_paired: bo
     most = MOST_WARPS if rows <= FEW_ROWS else 8
     splits = 1
     if can_split and rows > FEW_ROWS:
-        while splits < MOST_SPLITS and programs * splits * 3 <= PROCESSORS * 2 and groups // (2 * splits) >= FEWEST_WARPS:
+        while (
+            splits < MOST_SPLITS and programs * splits * 3 <= PROCESSORS * 2 and groups // (2 * splits) >= FEWEST_WARPS
+        ):
             splits *= 2
     warps = FEWEST_WARPS
     while warps < most and programs * splits * warps < PROCESSORS * WARPS * 3 // 4 and 2 * warps * splits <= groups:

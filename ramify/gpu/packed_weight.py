@@ -113,9 +113,7 @@ class PackedWeight:
         adds: bool = False,
     ) -> None:
         rows, columns = x.shape
-        tiles = tiles_for(
-            rows, part.shape[0], columns, part.bits, is_paired=False, can_split=out.shape[0] > 1
-        )
+        tiles = tiles_for(rows, part.shape[0], columns, part.bits, is_paired=False, can_split=out.shape[0] > 1)
         assert tiles.splits == out.shape[0], "of a weight of one part"
         packed_rows(
             x, part, out, tiles,

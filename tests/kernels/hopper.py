@@ -158,7 +158,9 @@ def products_of_few_bits(dtype: torch.dtype) -> None:
             tiles = tiles_for(rows, outputs, hidden, part.bits, is_paired=False, can_split=True)
             packed_rows(x, part, torch.zeros(tiles.splits, rows, outputs), tiles, overlap=True)
             tiles = tiles_for(rows, outputs, hidden, part.bits, is_paired=False, can_split=False)
-            packed_rows(x, part, torch.zeros(1, rows, outputs, dtype=dtype), tiles, bias=bias, norm=norm, adds=rows == 1)
+            packed_rows(
+                x, part, torch.zeros(1, rows, outputs, dtype=dtype), tiles, bias=bias, norm=norm, adds=rows == 1
+            )
             tiles = tiles_for(rows, outputs // 2, hidden, part.bits, is_paired=True, can_split=False)
             packed_gate_up(x, part, torch.zeros(rows, outputs // 2, dtype=dtype), tiles, norm=norm, overlap=True)
 

@@ -101,7 +101,9 @@ def test_one_row_with_norm_bias_and_residual(device: torch.device, dtype: torch.
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", PACKED_FORMATS)
-@pytest.mark.parametrize(("rows", "tiles"), [(1, WarpTiles(2, 2, 2)), (7, WarpTiles(4, 2, 1)), (33, WarpTiles(4, 1, 1))])
+@pytest.mark.parametrize(
+    ("rows", "tiles"), [(1, WarpTiles(2, 2, 2)), (7, WarpTiles(4, 2, 1)), (33, WarpTiles(4, 1, 1))]
+)
 def test_gate_and_up(device: torch.device, dtype: torch.dtype, name: str, rows: int, tiles: WarpTiles) -> None:
     torch.manual_seed(rows)
     part = packed(name, 96, 256, device)
@@ -118,7 +120,8 @@ def test_gate_and_up(device: torch.device, dtype: torch.dtype, name: str, rows: 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("rows", [1, 3, 8, 9, 16, 17, 32, 33, 64, 128])
 @pytest.mark.parametrize(
-    ("outputs", "columns"), [(2560, 2048), (2048, 2048), (2048, 11008), (11008, 2048), (27648, 5120), (5120, 27648), (96, 128)]
+    ("outputs", "columns"),
+    [(2560, 2048), (2048, 2048), (2048, 11008), (11008, 2048), (27648, 5120), (5120, 27648), (96, 128)],
 )
 def test_tiles_by_rule(bits: int, rows: int, outputs: int, columns: int) -> None:
     """Whatever the shape, a program has something to do, and the numbers are powers of two."""

@@ -40,7 +40,9 @@ class Pointer:
         places = torch.as_tensor(self.places)
         if mask is None:
             return self.tensor[places]
-        return torch.where(mask, self.tensor[torch.where(mask, places, 0)], torch.tensor(other, dtype=self.tensor.dtype))
+        return torch.where(
+            mask, self.tensor[torch.where(mask, places, 0)], torch.tensor(other, dtype=self.tensor.dtype)
+        )
 
     def words(self, count: int, inside: Tensor) -> tuple[Tensor, ...]:
         """int32, however the tensor is typed."""
@@ -179,9 +181,7 @@ def run(grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, An
         scope: dict[str, Any] = {"gl": Language(program, warps)}
         for name, source in SOURCES.items():
             scope[name] = FunctionType(source.__code__, scope, name, source.__defaults__)
-        scope |= {
-            name: getattr(instructions, name) for name in vars(Instructions) if not name.startswith("_")
-        }
+        scope |= {name: getattr(instructions, name) for name in vars(Instructions) if not name.startswith("_")}
         everywhere = torch.ones(32 * warps, dtype=torch.bool)
         scope |= {
             "load_words": lambda pointer, inside, where: pointer.words(4, inside.bool() if where else everywhere),

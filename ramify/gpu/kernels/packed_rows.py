@@ -156,8 +156,6 @@ _FLOAT_FIELDS = {
 _UNIT = {torch.bfloat16: 2.0**6, torch.float16: 2.0**9}
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class _Texts:
     """The instructions of one format in one precision."""
@@ -309,8 +307,7 @@ def load_words(pointer, inside, WHERE: gl.constexpr):  # type: ignore[no-untyped
         return gl.inline_asm_elementwise(
             _LOAD_WHERE, "=&r,=&r,=&r,=&r,l,r", [pointer, inside], (gl.int32,) * 4, is_pure=False, pack=1
         )
-    else:
-        return gl.inline_asm_elementwise(_LOAD, "=r,=r,=r,=r,l", [pointer], (gl.int32,) * 4, is_pure=False, pack=1)
+    return gl.inline_asm_elementwise(_LOAD, "=r,=r,=r,=r,l", [pointer], (gl.int32,) * 4, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -319,16 +316,13 @@ def load_pair(pointer, inside, WHERE: gl.constexpr):  # type: ignore[no-untyped-
         return gl.inline_asm_elementwise(
             _LOAD_PAIR_WHERE, "=&r,=&r,l,r", [pointer, inside], (gl.int32,) * 2, is_pure=False, pack=1
         )
-    else:
-        return gl.inline_asm_elementwise(_LOAD_PAIR, "=r,=r,l", [pointer], (gl.int32,) * 2, is_pure=False, pack=1)
+    return gl.inline_asm_elementwise(_LOAD_PAIR, "=r,=r,l", [pointer], (gl.int32,) * 2, is_pure=False, pack=1)
 
 
 @gluon.jit
 def load_inputs(pointer):  # type: ignore[no-untyped-def]
     """Four words of what another kernel wrote."""
-    return gl.inline_asm_elementwise(
-        _LOAD_INPUTS, "=r,=r,=r,=r,l", [pointer], (gl.int32,) * 4, is_pure=False, pack=1
-    )
+    return gl.inline_asm_elementwise(_LOAD_INPUTS, "=r,=r,=r,=r,l", [pointer], (gl.int32,) * 4, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -415,13 +409,14 @@ def _normed(words, norm_weight, column, columns, scale, TEXT: gl.constexpr, EVEN
 
 
 @gluon.jit
-def _unpacked(words, FIRST: gl.constexpr, STEP: gl.constexpr, zero, other_zero, BITS: gl.constexpr, UNPACK: gl.constexpr):  # type: ignore[no-untyped-def]
+def _unpacked(
+    words, FIRST: gl.constexpr, STEP: gl.constexpr, zero, other_zero, BITS: gl.constexpr, UNPACK: gl.constexpr
+):  # type: ignore[no-untyped-def]
     """The left side of a matrix instruction: 16 columns of a tile whose words begin at FIRST."""
     if BITS == 4:
         return unpack_nibbles(words[FIRST + STEP], zero, other_zero, UNPACK)
-    else:
-        left = unpack_octets(words[FIRST + 2 * STEP], zero, other_zero, UNPACK)
-        return left + unpack_octets(words[FIRST + 2 * STEP + 1], zero, other_zero, UNPACK)
+    left = unpack_octets(words[FIRST + 2 * STEP], zero, other_zero, UNPACK)
+    return left + unpack_octets(words[FIRST + 2 * STEP + 1], zero, other_zero, UNPACK)
 
 
 @gluon.jit
@@ -448,8 +443,7 @@ def as_float(word):  # type: ignore[no-untyped-def]
 def _scale_of(words, AT: gl.constexpr, IS_FLOAT: gl.constexpr, SCALE: gl.constexpr):  # type: ignore[no-untyped-def]
     if IS_FLOAT:
         return as_float(words[AT]), words[AT]
-    else:
-        return decode_scale(words[AT], SCALE)
+    return decode_scale(words[AT], SCALE)
 
 
 @gluon.jit
@@ -533,11 +527,10 @@ def _stacked(parts, COUNT: gl.constexpr):  # type: ignore[no-untyped-def]
     """(threads, 2, 2, ...): the bits of a part's number, lowest first."""
     if COUNT == 1:
         return parts[0]
-    else:
-        pairs = ()
-        for pair in gl.static_range(COUNT // 2):
-            pairs = pairs + (gl.join(parts[2 * pair], parts[2 * pair + 1]),)
-        return _stacked(pairs, COUNT // 2)
+    pairs = ()
+    for pair in gl.static_range(COUNT // 2):
+        pairs = pairs + (gl.join(parts[2 * pair], parts[2 * pair + 1]),)
+    return _stacked(pairs, COUNT // 2)
 
 
 @gluon.jit
