@@ -103,7 +103,7 @@ def engines(options: argparse.Namespace) -> dict[str, Any]:
 def products(options: argparse.Namespace) -> dict[str, Any]:
     """Each matrix as the decoder multiplies it, with so many copies that none stays in the cache.
 
-    As little around it as there can be: one row's norm and residual are part of its kernels, those of more rows are not.
+    As little around it as there can be: one row's norm and residual are part of its kernels, those of more rows not.
     """
     from products import products_of  # type: ignore[import-not-found]
 

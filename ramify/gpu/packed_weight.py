@@ -1,7 +1,7 @@
 """PackedWeight: a weight that is held in few bits multiplies, part by part; each part has a number format of its own.
 
-Up to `MOST_PACKED_ROWS` the kernel of packed_rows.py reads it as it is, at the speed of memory. More rows are bound by the
-matrix units, which then had better not wait for unpacking: the weight is written out, some outputs at a time, and
+Up to `MOST_PACKED_ROWS` the kernel of packed_rows.py reads it as it is, at the speed of memory. More rows are bound by
+the matrix units, which then had better not wait for unpacking: the weight is written out, some outputs at a time, and
 multiplied by cuBLAS. So it is too where that kernel has no instructions: in float32, and where kernels are interpreted.
 """
 

@@ -63,7 +63,7 @@ def test_layers(name: str, dtype: str, device: torch.device, make_checkpoint: Ch
 
 @pytest.mark.parametrize("name", ["gptq4", "gptq8", "gptq8-act", "fp8"])
 def test_engines(name: str, make_checkpoint: CheckpointMaker, tmp_path: Path) -> None:
-    """Greedy tokens where the float32 model is sure of them, and their logprobs; prompts, decodes and draws in graphs."""
+    """Greedy tokens where the float32 model is sure of them, and their logprobs: prompts and decodes in graphs."""
     folders = write_quantised(make_checkpoint("qwen3", **SHAPES), tmp_path, SCHEMES[name])
     options = {"max_model_len": 256, "num_kv_blocks": 64, "max_num_seqs": 12}
     packed = LLM(str(folders[0]), dtype="bfloat16", **options)

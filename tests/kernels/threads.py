@@ -1,8 +1,8 @@
 """Runs the kernel of packed_rows.py without a GPU: its own source, with torch's operators for the language's.
 
 Every tensor there has one element a thread, so a program is a few vectors. The functions that are one instruction or a
-few of assembly have counterparts here, which do with threads and bits what the instructions do; all else, what is loaded
-from where, multiplied with what and written to where, is the kernel's own. It is slow, and shows no race.
+few of assembly have counterparts here, which do with threads and bits what the instructions do; all else, what is
+loaded from where, multiplied with what and written to where, is the kernel's own. It shows no race.
 """
 
 from __future__ import annotations
@@ -175,23 +175,24 @@ def run(grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, An
     """Every program of a launch, one after the other."""
     warps = options["num_warps"]
     instructions = Instructions(arguments[0].dtype)
+    everywhere = torch.ones(32 * warps, dtype=torch.bool)
+    scope: dict[str, Any] = {}
+    for name, source in SOURCES.items():
+        scope[name] = FunctionType(source.__code__, scope, name, source.__defaults__)
+    scope |= {name: getattr(instructions, name) for name in vars(Instructions) if not name.startswith("_")}
+    scope |= {
+        "load_words": lambda pointer, inside, where: pointer.words(4, inside.bool() if where else everywhere),
+        "load_pair": lambda pointer, inside, where: pointer.words(2, inside.bool() if where else everywhere),
+        "load_inputs": lambda pointer: pointer.words(4, everywhere),
+        "as_float": lambda word: word.view(torch.float32),
+        "start_next": lambda overlap: None,  # noqa: ARG005
+        "wait_for_last": lambda overlap: None,  # noqa: ARG005
+        "_by_parts": lambda rank: None,  # noqa: ARG005
+    }
     constants = {name: value for name, value in options.items() if name not in ("num_warps", "launch_pdl")}
     pointers = [Pointer(each) if isinstance(each, Tensor) else each for each in arguments]
     for program in itertools.product(*map(range, grid)):
-        scope: dict[str, Any] = {"gl": Language(program, warps)}
-        for name, source in SOURCES.items():
-            scope[name] = FunctionType(source.__code__, scope, name, source.__defaults__)
-        scope |= {name: getattr(instructions, name) for name in vars(Instructions) if not name.startswith("_")}
-        everywhere = torch.ones(32 * warps, dtype=torch.bool)
-        scope |= {
-            "load_words": lambda pointer, inside, where: pointer.words(4, inside.bool() if where else everywhere),
-            "load_pair": lambda pointer, inside, where: pointer.words(2, inside.bool() if where else everywhere),
-            "load_inputs": lambda pointer: pointer.words(4, everywhere),
-            "as_float": lambda word: word.view(torch.float32),
-            "start_next": lambda overlap: None,  # noqa: ARG005
-            "wait_for_last": lambda overlap: None,  # noqa: ARG005
-            "_by_parts": lambda rank: None,  # noqa: ARG005
-        }
+        scope["gl"] = Language(program, warps)
         scope["_packed_rows"](*pointers, **constants)
 
 

@@ -4,16 +4,19 @@
     unpacking    9 instructions for 8 weights of 4 bits
     sums         of a block in float32, times its scale, added to the whole in float32
 
-A program takes some tiles of 16 outputs. Its warps share out the columns, 128 at a time, and add their sums up in shared
-memory at the end. Weights are asked for some turns ahead, the first ones before the preceding kernel has ended. Around
-the product it does what `row_product` does: the norm of one row before it, a bias, the residual or silu(gate) * up after.
+A program takes some tiles of 16 outputs. Its warps share out the columns, 128 at a time, and add their sums up in
+shared memory at the end. Weights are asked for some turns ahead, the first ones before the preceding kernel has ended.
+Around the product it does what `row_product` does: the norm of one row before it, after it a bias, the residual or
+silu(gate) * up.
 
 Bits become numbers without a conversion. As bits of a bfloat16 (float16) they are that whole number times the smallest
 one, 2^-133 (2^-24); one multiplication brings it back among ordinary numbers, and subtracts the zero in the same
 instruction. Exact, since it has at most 8 bits.
 
-Gluon, Triton's lower language: every tensor here has one element for each thread.
+Gluon, Triton's lower language: every tensor here has one element for each thread, and tuples of them are its registers.
 """
+
+# ruff: noqa: RUF005 - the compiler knows no starred tuples
 
 from __future__ import annotations
 
@@ -304,19 +307,23 @@ _LOAD_INPUTS = gl.constexpr("ld.global.v4.b32 {$0, $1, $2, $3}, [$4];")
 def load_words(pointer, inside, WHERE: gl.constexpr):  # type: ignore[no-untyped-def]
     """Four words of what no kernel writes; zeros where `inside` is."""
     if WHERE:
-        return gl.inline_asm_elementwise(
+        words = gl.inline_asm_elementwise(
             _LOAD_WHERE, "=&r,=&r,=&r,=&r,l,r", [pointer, inside], (gl.int32,) * 4, is_pure=False, pack=1
         )
-    return gl.inline_asm_elementwise(_LOAD, "=r,=r,=r,=r,l", [pointer], (gl.int32,) * 4, is_pure=False, pack=1)
+    else:
+        words = gl.inline_asm_elementwise(_LOAD, "=r,=r,=r,=r,l", [pointer], (gl.int32,) * 4, is_pure=False, pack=1)
+    return words
 
 
 @gluon.jit
 def load_pair(pointer, inside, WHERE: gl.constexpr):  # type: ignore[no-untyped-def]
     if WHERE:
-        return gl.inline_asm_elementwise(
+        words = gl.inline_asm_elementwise(
             _LOAD_PAIR_WHERE, "=&r,=&r,l,r", [pointer, inside], (gl.int32,) * 2, is_pure=False, pack=1
         )
-    return gl.inline_asm_elementwise(_LOAD_PAIR, "=r,=r,l", [pointer], (gl.int32,) * 2, is_pure=False, pack=1)
+    else:
+        words = gl.inline_asm_elementwise(_LOAD_PAIR, "=r,=r,l", [pointer], (gl.int32,) * 2, is_pure=False, pack=1)
+    return words
 
 
 @gluon.jit
@@ -414,9 +421,11 @@ def _unpacked(
 ):  # type: ignore[no-untyped-def]
     """The left side of a matrix instruction: 16 columns of a tile whose words begin at FIRST."""
     if BITS == 4:
-        return unpack_nibbles(words[FIRST + STEP], zero, other_zero, UNPACK)
-    left = unpack_octets(words[FIRST + 2 * STEP], zero, other_zero, UNPACK)
-    return left + unpack_octets(words[FIRST + 2 * STEP + 1], zero, other_zero, UNPACK)
+        left = unpack_nibbles(words[FIRST + STEP], zero, other_zero, UNPACK)
+    else:
+        left = unpack_octets(words[FIRST + 2 * STEP], zero, other_zero, UNPACK)
+        left = left + unpack_octets(words[FIRST + 2 * STEP + 1], zero, other_zero, UNPACK)
+    return left
 
 
 @gluon.jit
@@ -442,8 +451,10 @@ def as_float(word):  # type: ignore[no-untyped-def]
 @gluon.jit
 def _scale_of(words, AT: gl.constexpr, IS_FLOAT: gl.constexpr, SCALE: gl.constexpr):  # type: ignore[no-untyped-def]
     if IS_FLOAT:
-        return as_float(words[AT]), words[AT]
-    return decode_scale(words[AT], SCALE)
+        found = (as_float(words[AT]), words[AT])
+    else:
+        found = decode_scale(words[AT], SCALE)
+    return found
 
 
 @gluon.jit
@@ -526,15 +537,17 @@ def _by_parts(rank):  # type: ignore[no-untyped-def]
 def _stacked(parts, COUNT: gl.constexpr):  # type: ignore[no-untyped-def]
     """(threads, 2, 2, ...): the bits of a part's number, lowest first."""
     if COUNT == 1:
-        return parts[0]
-    pairs = ()
-    for pair in gl.static_range(COUNT // 2):
-        pairs = pairs + (gl.join(parts[2 * pair], parts[2 * pair + 1]),)
-    return _stacked(pairs, COUNT // 2)
+        stacked = parts[0]
+    else:
+        pairs = ()
+        for pair in gl.static_range(COUNT // 2):
+            pairs = pairs + (gl.join(parts[2 * pair], parts[2 * pair + 1]),)
+        stacked = _stacked(pairs, COUNT // 2)
+    return stacked
 
 
 @gluon.jit
-def _packed_rows(  # type: ignore[no-untyped-def]
+def _packed_rows(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     x,
     numbers,
     scales,
@@ -607,7 +620,7 @@ def _packed_rows(  # type: ignore[no-untyped-def]
 
     nothing = gl.full([THREADS], 0.0, gl.float32, layout=each)
     totals = ()
-    for part in gl.static_range(PARTS):
+    for _ in gl.static_range(PARTS):
         totals = totals + (nothing,)
     for lap in gl.static_range(LAPS):
         group = first_group + warp + lap * (TURNS * WARPS)
