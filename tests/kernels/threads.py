@@ -184,6 +184,8 @@ def run(grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, An
         "load_words": lambda pointer, inside, where: pointer.words(4, inside.bool() if where else everywhere),
         "load_pair": lambda pointer, inside, where: pointer.words(2, inside.bool() if where else everywhere),
         "load_inputs": lambda pointer: pointer.words(4, everywhere),
+        "load_input_pair": lambda pointer: pointer.words(2, everywhere),
+        "from_lane": lambda word, lane: word.view(-1, 32).gather(1, lane.view(-1, 32)).view(-1),
         "as_float": lambda word: word.view(torch.float32),
         "start_next": lambda overlap: None,  # noqa: ARG005
         "wait_for_last": lambda overlap: None,  # noqa: ARG005

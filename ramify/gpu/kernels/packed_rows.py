@@ -300,6 +300,8 @@ mov.b32 $0, 0;
 mov.b32 $1, 0;
 @p ld.relaxed.gpu.global.v2.b32 {$0, $1}, [$2];
 }""")
+_LOAD_INPUT_PAIR = gl.constexpr("ld.global.v2.b32 {$0, $1}, [$2];")
+_FROM_LANE = gl.constexpr("shfl.sync.idx.b32 $0, $1, $2, 31, 0xFFFFFFFF;")
 _LOAD_INPUTS = gl.constexpr("ld.global.v4.b32 {$0, $1, $2, $3}, [$4];")
 
 
@@ -330,6 +332,17 @@ def load_pair(pointer, inside, WHERE: gl.constexpr):  # type: ignore[no-untyped-
 def load_inputs(pointer):  # type: ignore[no-untyped-def]
     """Four words of what another kernel wrote."""
     return gl.inline_asm_elementwise(_LOAD_INPUTS, "=r,=r,=r,=r,l", [pointer], (gl.int32,) * 4, is_pure=False, pack=1)
+
+
+@gluon.jit
+def load_input_pair(pointer):  # type: ignore[no-untyped-def]
+    return gl.inline_asm_elementwise(_LOAD_INPUT_PAIR, "=r,=r,l", [pointer], (gl.int32,) * 2, is_pure=False, pack=1)
+
+
+@gluon.jit
+def from_lane(word, lane):  # type: ignore[no-untyped-def]
+    """The word of another thread of the warp."""
+    return gl.inline_asm_elementwise(_FROM_LANE, "=r,r,r", [word, lane], gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit
@@ -403,15 +416,21 @@ def _read(inputs, column, columns, ROW_TILES: gl.constexpr, EVEN: gl.constexpr):
 
 
 @gluon.jit
-def _normed(words, norm_weight, column, columns, scale, TEXT: gl.constexpr, EVEN: gl.constexpr):  # type: ignore[no-untyped-def]
+def _own(lane, group, columns, EVEN: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the four columns of 128 stand that a thread norms for its warp."""
+    at = group * 128 + lane // 8 * 32
+    if not EVEN:
+        at = gl.minimum(at, columns - 32)
+    return at + lane % 4 * 8 + lane // 4 % 2 * 4
+
+
+@gluon.jit
+def _spread(pair, lane):  # type: ignore[no-untyped-def]
+    """What each thread of a warp has normed -> 128 columns as `_read` has them."""
     held = ()
-    for unit in gl.static_range(4):
-        at = column + unit * 32
-        if not EVEN:
-            at = gl.minimum(at, columns - 32)
-        weights = load_inputs(norm_weight + at)
-        for word in gl.static_range(4):
-            held = held + (normed(words[unit * 4 + word], weights[word], scale, TEXT),)
+    for half in gl.static_range(8):
+        source = lane % 4 + 4 * half
+        held = held + (from_lane(pair[0], source), from_lane(pair[1], source))
     return held
 
 
@@ -616,7 +635,6 @@ def _packed_rows(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     for tile in gl.static_range(ROW_TILES):
         row = gl.minimum(first_row + tile * 8 + lane // 4, rows - 1)
         inputs = inputs + (x + row.to(gl.int64) * COLUMNS + lane % 4 * 8,)
-    norm_source = norm_weight + lane % 4 * 8
 
     nothing = gl.full([THREADS], 0.0, gl.float32, layout=each)
     totals = ()
@@ -632,6 +650,11 @@ def _packed_rows(  # type: ignore[no-untyped-def]  # noqa: PLR0915
                     not (EVEN and (turn + 1) * WARPS <= PER_SPLIT), TILES, CHUNKS, BLOCKS,
                 ),
             )  # fmt: skip
+        weights = ()
+        if NORM != "":
+            for turn in gl.static_range(TURNS):
+                at = _own(lane, gl.minimum(group + turn * WARPS, GROUPS - 1), COLUMNS, WHOLE)
+                weights = weights + (load_pair(norm_weight + at, at, False),)
         if lap == 0:
             wait_for_last(OVERLAP)
             scale = nothing
@@ -640,20 +663,27 @@ def _packed_rows(  # type: ignore[no-untyped-def]  # noqa: PLR0915
                 everywhere = gl.arange(0, NORM_WIDTH, layout=wide)
                 row = gl.load(x + everywhere, mask=everywhere < COLUMNS, other=0.0).to(gl.float32)
                 scale = nothing + gl.rsqrt(gl.sum(row * row, axis=0) / COLUMNS + eps)
-        column = gl.minimum(group, GROUPS - 1) * 128
-        ahead = _read(inputs, column, COLUMNS, ROW_TILES, WHOLE)
+        raw = ()
+        if NORM != "":
+            for turn in gl.static_range(TURNS):
+                at = _own(lane, gl.minimum(group + turn * WARPS, GROUPS - 1), COLUMNS, WHOLE)
+                raw = raw + (load_input_pair(x + at),)
+        else:
+            ahead = _read(inputs, gl.minimum(group, GROUPS - 1) * 128, COLUMNS, ROW_TILES, WHOLE)
         for turn in gl.static_range(TURNS):
-            values = ahead
             if NORM != "":
-                values = _normed(values, norm_source, column, COLUMNS, scale, NORM, WHOLE)
-            column = gl.minimum(group + (turn + 1) * WARPS, GROUPS - 1) * 128
-            if ROW_TILES == 1 and turn + 1 < TURNS:
-                ahead = _read(inputs, column, COLUMNS, ROW_TILES, WHOLE)
+                first = normed(raw[turn][0], weights[turn][0], scale, NORM)
+                values = _spread((first, normed(raw[turn][1], weights[turn][1], scale, NORM)), lane)
+            else:
+                values = ahead
+                column = gl.minimum(group + (turn + 1) * WARPS, GROUPS - 1) * 128
+                if ROW_TILES == 1 and turn + 1 < TURNS:
+                    ahead = _read(inputs, column, COLUMNS, ROW_TILES, WHOLE)
             totals = _add(
                 totals, stages[turn], values, nothing,
                 BITS, IS_FLOAT, TILES, ROW_TILES, BLOCKS, UNPACK, SCALE, PRODUCT,
             )  # fmt: skip
-            if ROW_TILES > 1 and turn + 1 < TURNS:
+            if NORM == "" and ROW_TILES > 1 and turn + 1 < TURNS:
                 ahead = _read(inputs, column, COLUMNS, ROW_TILES, WHOLE)
             if turn + STAGES < TURNS:
                 stages = stages + (
