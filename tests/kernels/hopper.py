@@ -36,7 +36,7 @@ from ramify.gpu.kernels.row_stream import RowStream, row_stream
 from ramify.gpu.kernels.tile_stream import TileStream, stream_gate_up, tile_stream
 from ramify.gpu.kernels.tiled_product import Tiles, tiled_gate_up, tiled_product
 from ramify.gpu.kernels.top_logprobs import Processing, Reports, report
-from ramify.gpu.kernels.unpacked import unpack
+from ramify.gpu.kernels.unpacked import unpack, write_out
 from ramify.gpu.mixer import mix
 from ramify.gpu.packed_forms import tiles_for
 from ramify.gpu.packed_parts import DevicePacking, PackedPart
@@ -152,6 +152,7 @@ def products_of_few_bits(dtype: torch.dtype) -> None:
         part = DevicePacking(CPU, dtype).pack(StoredTensor(data, quant_format, (outputs, hidden)))
         assert isinstance(part, PackedPart), name
         unpack(part, 0, torch.zeros(outputs, hidden, dtype=dtype))
+        write_out(part, 0, torch.zeros(outputs, hidden, dtype=dtype))
         for rows in (1, 8, 16, 128) if name == "INT4x128" else (1, 32):
             x, bias = torch.zeros(rows, hidden, dtype=dtype), torch.zeros(outputs, dtype=dtype)
             norm = Norm(torch.zeros(hidden, dtype=dtype), 1e-6) if rows == 1 else None

@@ -35,6 +35,7 @@ KERNELS = {
     "_row_product",
     "_packed_rows",
     "_unpack",
+    "_write_out",
     "_tiled_product",
     "_tiled_gate_up",
     "_copied_product",

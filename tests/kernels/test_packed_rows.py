@@ -15,8 +15,9 @@ from torch import Tensor
 
 from ramify.gpu.kernels.packed_rows import WarpTiles, can_multiply, packed_gate_up, packed_rows
 from ramify.gpu.kernels.row_product import Norm
+from ramify.gpu.kernels.unpacked import write_out
 from ramify.gpu.packed_forms import tiles_for
-from ramify.gpu.packed_parts import PackedPart
+from ramify.gpu.packed_parts import OUTPUTS, PackedPart
 from ramify.models.packed_quants import PACKED_FORMATS
 from tests.kernels.test_packed_parts import packed
 from tests.kernels.test_tiled_product import check
@@ -115,6 +116,19 @@ def test_gate_and_up(device: torch.device, dtype: torch.dtype, name: str, rows: 
     out = torch.full((rows, 48), torch.nan, device=device, dtype=dtype)
     packed_gate_up(x, part, out, tiles, bias=bias, norm=norm)
     check(out, F.silu(gate).to(dtype).double() * up)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", PACKED_FORMATS)
+def test_weights_written_out(device: torch.device, dtype: torch.dtype, name: str) -> None:
+    """Rounded once; columns that are no whole tiles, outputs from any tile on."""
+    columns = 672 if name.endswith("x32") else 640
+    part = packed(name, 40, columns, device)
+    weight = part.rows(torch.arange(40, device=device)).to(dtype)
+    for first_tile in (0, 1):
+        out = torch.full((40 - first_tile * OUTPUTS, columns), torch.nan, dtype=dtype, device=device)
+        write_out(part, first_tile, out)
+        assert torch.equal(out, weight[first_tile * OUTPUTS :])
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -1,8 +1,8 @@
-"""Runs the kernel of packed_rows.py without a GPU: its own source, with torch's operators for the language's.
+"""Runs the kernels of packed_rows.py and unpacked.py without a GPU: their source, with torch's operators in it.
 
 Every tensor there has one element a thread, so a program is a few vectors. The functions that are one instruction or a
 few of assembly have counterparts here, which do with threads and bits what the instructions do; all else, what is
-loaded from where, multiplied with what and written to where, is the kernel's own. It shows no race.
+loaded from where, multiplied with what and written to where, is the kernels' own. It shows no race.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.gpu.kernels import packed_rows
+from ramify.gpu.kernels import packed_rows, unpacked
 
+HALVES = (torch.bfloat16, torch.float16)
 SOURCES: dict[str, FunctionType] = {
-    name: value.fn for name, value in vars(packed_rows).items() if isinstance(getattr(value, "fn", None), FunctionType)
+    name: value.fn
+    for module in (packed_rows, unpacked)
+    for name, value in vars(module).items()
+    if isinstance(getattr(value, "fn", None), FunctionType)
 }
 
 
@@ -153,6 +157,14 @@ class Instructions:
         rounded = (self._halves(word) * scale[:, None]).to(self._dtype).float()
         return self._word(rounded * self._halves(weight))
 
+    def scaled(self, word: Tensor, scale: Tensor, _text: str) -> Tensor:
+        return self._word(self._halves(word) * scale[:, None])
+
+    def store_words(self, pointer: Pointer, *words: Tensor) -> None:
+        inside, places = words[-1].bool(), torch.as_tensor(pointer.places)
+        assert not bool((places % 8).any()), "aligned"
+        pointer.tensor.view(-1, 8)[places[inside] // 8] = torch.stack(words[:-1], 1)[inside].view(self._dtype)
+
     def multiply(
         self, left: tuple[Tensor, ...], inputs: Tensor, other_inputs: Tensor, sums: tuple[Tensor, ...], _text: str
     ) -> tuple[Tensor, ...]:
@@ -171,10 +183,12 @@ class Instructions:
         )
 
 
-def run(grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+def run(kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Every program of a launch, one after the other."""
     warps = options["num_warps"]
-    instructions = Instructions(arguments[0].dtype)
+    instructions = Instructions(
+        next(each.dtype for each in arguments if isinstance(each, Tensor) and each.dtype in HALVES)
+    )
     everywhere = torch.ones(32 * warps, dtype=torch.bool)
     scope: dict[str, Any] = {}
     for name, source in SOURCES.items():
@@ -195,17 +209,21 @@ def run(grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, An
     pointers = [Pointer(each) if isinstance(each, Tensor) else each for each in arguments]
     for program in itertools.product(*map(range, grid)):
         scope["gl"] = Language(program, warps)
-        scope["_packed_rows"](*pointers, **constants)
+        scope[kernel](*pointers, **constants)
 
 
 class _Kernel:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *arguments, **options: run(grid, arguments, options)
+        return lambda *arguments, **options: run(self._name, (*grid, 1, 1)[:3], arguments, options)
 
 
 @contextmanager
 def simulated() -> Iterator[None]:
     """Launches inside run here."""
     with pytest.MonkeyPatch.context() as changes:
-        changes.setattr(packed_rows, "_packed_rows", _Kernel())
+        changes.setattr(packed_rows, "_packed_rows", _Kernel("_packed_rows"))
+        changes.setattr(unpacked, "_write_out", _Kernel("_write_out"))
         yield

@@ -125,6 +125,30 @@ cvt.rn.f16x2.f32 t, b, a;
 mul.rn.f16x2 $0, t, $2;
 }""",
 }
+# Two numbers times a float32.
+_ROUND = {
+    torch.bfloat16: """{
+.reg .b32 s, t;
+.reg .f32 a, b;
+shl.b32 s, $1, 16;
+and.b32 t, $1, 0xFFFF0000;
+mov.b32 a, s;
+mov.b32 b, t;
+mul.f32 a, a, $2;
+mul.f32 b, b, $2;
+cvt.rn.bf16x2.f32 $0, b, a;
+}""",
+    torch.float16: """{
+.reg .b16 l, h;
+.reg .f32 a, b;
+mov.b32 {l, h}, $1;
+cvt.f32.f16 a, l;
+cvt.f32.f16 b, h;
+mul.f32 a, a, $2;
+mul.f32 b, b, $2;
+cvt.rn.f16x2.f32 $0, b, a;
+}""",
+}
 _PRODUCT = (
     "mma.sync.aligned.m16n8k16.row.col.f32.{number}.{number}.f32 "
     "{{$0, $1, $2, $3}}, {{$4, $5, $6, $7}}, {{$8, $9}}, {{$10, $11, $12, $13}};"
@@ -160,20 +184,21 @@ _UNIT = {torch.bfloat16: 2.0**6, torch.float16: 2.0**9}
 
 
 @dataclass(frozen=True, slots=True)
-class _Texts:
+class Texts:
     """The instructions of one format in one precision."""
 
     unpack: str
     scale: str
+    round: str
     unit: float
 
 
-def _texts(part: PackedPart, dtype: torch.dtype) -> _Texts:
+def texts_of(part: PackedPart, dtype: torch.dtype) -> Texts:
     if part.is_float:
-        return _Texts(_FLOATS.format(**_FLOAT_FIELDS[dtype]), "", 1.0)
+        return Texts(_FLOATS.format(**_FLOAT_FIELDS[dtype]), "", _ROUND[dtype], 1.0)
     fields = _FIELDS[dtype]
     unpack = _NIBBLES if part.bits == 4 else _OCTETS
-    return _Texts(unpack.format(**fields), _SCALE.format(**fields), _UNIT[dtype])
+    return Texts(unpack.format(**fields), _SCALE.format(**fields), _ROUND[dtype], _UNIT[dtype])
 
 
 def packed_rows(
@@ -235,7 +260,7 @@ def _launch(
     is_paired: bool,
     overlap: bool,
 ) -> None:
-    (rows, columns), texts = x.shape, _texts(part, x.dtype)
+    (rows, columns), texts = x.shape, texts_of(part, x.dtype)
     assert columns == part.shape[1], "x has the weight's columns"
     assert x.is_contiguous(), "rows of x lie one after the other"
     assert out.is_contiguous(), "and those of the product"
@@ -301,6 +326,12 @@ mov.b32 $1, 0;
 @p ld.relaxed.gpu.global.v2.b32 {$0, $1}, [$2];
 }""")
 _LOAD_INPUT_PAIR = gl.constexpr("ld.global.v2.b32 {$0, $1}, [$2];")
+_STORE = gl.constexpr("""{
+.reg .pred p;
+setp.ne.b32 p, $6, 0;
+@p st.global.v4.b32 [$1], {$2, $3, $4, $5};
+mov.b32 $0, 0;
+}""")
 _FROM_LANE = gl.constexpr("shfl.sync.idx.b32 $0, $1, $2, 31, 0xFFFFFFFF;")
 _LOAD_INPUTS = gl.constexpr("ld.global.v4.b32 {$0, $1, $2, $3}, [$4];")
 
@@ -374,6 +405,18 @@ def normed(word, weight, scale, TEXT: gl.constexpr):  # type: ignore[no-untyped-
 
 
 @gluon.jit
+def scaled(word, scale, TEXT: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Two numbers times a scale in float32, each rounded once."""
+    return gl.inline_asm_elementwise(TEXT, "=r,r,f", [word, scale], gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def store_words(pointer, first, second, third, fourth, inside):  # type: ignore[no-untyped-def]
+    words = [pointer, first, second, third, fourth, inside]
+    gl.inline_asm_elementwise(_STORE, "=r,l,r,r,r,r,r", words, gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def multiply(left, inputs, other_inputs, sums, TEXT: gl.constexpr):  # type: ignore[no-untyped-def]
     """One matrix instruction: 16 outputs, 16 columns, 8 rows."""
     return gl.inline_asm_elementwise(
@@ -387,7 +430,7 @@ def multiply(left, inputs, other_inputs, sums, TEXT: gl.constexpr):  # type: ign
 
 
 @gluon.jit
-def _ask(  # type: ignore[no-untyped-def]
+def ask(  # type: ignore[no-untyped-def]
     numbers, scales, group, end, WHERE: gl.constexpr, TILES: gl.constexpr, CHUNKS: gl.constexpr, BLOCKS: gl.constexpr
 ):
     """The words of 128 columns of every tile, then their scales."""
@@ -435,7 +478,7 @@ def _spread(pair, lane):  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _unpacked(
+def unpacked(
     words, FIRST: gl.constexpr, STEP: gl.constexpr, zero, other_zero, BITS: gl.constexpr, UNPACK: gl.constexpr
 ):  # type: ignore[no-untyped-def]
     """The left side of a matrix instruction: 16 columns of a tile whose words begin at FIRST."""
@@ -468,8 +511,8 @@ def as_float(word):  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _scale_of(words, AT: gl.constexpr, IS_FLOAT: gl.constexpr, SCALE: gl.constexpr):  # type: ignore[no-untyped-def]
-    if IS_FLOAT:
+def scale_of(words, AT: gl.constexpr, IS_FLOAT: gl.constexpr, SCALE: gl.constexpr):  # type: ignore[no-untyped-def]
+    if IS_FLOAT:  # noqa: SIM108 - the compiler's branch
         found = (as_float(words[AT]), words[AT])
     else:
         found = decode_scale(words[AT], SCALE)
@@ -494,13 +537,13 @@ def _add_block(  # type: ignore[no-untyped-def]
     PRODUCT: gl.constexpr,
 ):
     """sums += the products of a block's columns times its scale, for one tile of outputs."""
-    scale, zero = _scale_of(words, SCALE_AT, IS_FLOAT, SCALE)
-    other_scale, other_zero = _scale_of(words, SCALE_AT + 1, IS_FLOAT, SCALE)
+    scale, zero = scale_of(words, SCALE_AT, IS_FLOAT, SCALE)
+    other_scale, other_zero = scale_of(words, SCALE_AT + 1, IS_FLOAT, SCALE)
     parts = ()
     for _ in gl.static_range(4 * ROW_TILES):
         parts = parts + (nothing,)
     for step in gl.static_range(STEPS):
-        left = _unpacked(words, FIRST, FIRST_STEP + step, zero, other_zero, BITS, UNPACK)
+        left = unpacked(words, FIRST, FIRST_STEP + step, zero, other_zero, BITS, UNPACK)
         parts = _multiply_all(left, inputs, FIRST_STEP + step, parts, ROW_TILES, PRODUCT)
     grown = ()
     for row_tile in gl.static_range(ROW_TILES):
@@ -645,7 +688,7 @@ def _packed_rows(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         stages = ()
         for turn in gl.static_range(STAGES):
             stages = stages + (
-                _ask(
+                ask(
                     tile_numbers, tile_scales, group + turn * WARPS, end,
                     not (EVEN and (turn + 1) * WARPS <= PER_SPLIT), TILES, CHUNKS, BLOCKS,
                 ),
@@ -687,7 +730,7 @@ def _packed_rows(  # type: ignore[no-untyped-def]  # noqa: PLR0915
                 ahead = _read(inputs, column, COLUMNS, ROW_TILES, WHOLE)
             if turn + STAGES < TURNS:
                 stages = stages + (
-                    _ask(
+                    ask(
                         tile_numbers, tile_scales, group + (turn + STAGES) * WARPS, end,
                         not (EVEN and (turn + STAGES + 1) * WARPS <= PER_SPLIT), TILES, CHUNKS, BLOCKS,
                     ),
