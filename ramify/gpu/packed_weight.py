@@ -1,8 +1,8 @@
 """PackedWeight: a weight that is held in few bits multiplies, part by part; each part has a number format of its own.
 
-Up to `MOST_PACKED_ROWS` the kernel of packed_rows.py reads it as it is, at the speed of memory. More rows are bound by
-the matrix units, which then had better not wait for unpacking: the weight is written out, some outputs at a time, and
-multiplied by cuBLAS. So it is too where that kernel has no instructions: in float32, and where kernels are interpreted.
+Few rows are bound by reading the weight, and it is read as it is (packed_rows.py). More are bound by the matrix units,
+which are given tiles that were unpacked meanwhile (packed_tiles.py). Where there are no instructions for either, in
+float32 and where kernels are interpreted, the weight is written out, some outputs at a time, and multiplied by cuBLAS.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from torch import Tensor
 
 from ramify.gpu.kernels.activation import silu_and_multiply
 from ramify.gpu.kernels.overlap import can_overlap
-from ramify.gpu.kernels.packed_rows import can_multiply, packed_gate_up, packed_rows
+from ramify.gpu.kernels.packed_rows import WarpTiles, packed_gate_up, packed_rows
+from ramify.gpu.kernels.packed_tiles import RowBlocks, packed_tiles
 from ramify.gpu.kernels.parts import Parts
 from ramify.gpu.kernels.row_product import Norm
 from ramify.gpu.kernels.unpacked import unpack
-from ramify.gpu.packed_forms import tiles_for
+from ramify.gpu.packed_forms import form_for
 from ramify.gpu.packed_parts import OUTPUTS, DensePart, PackedPart
 from ramify.gpu.products import Stream
 from ramify.models.linear import Linear
 
-MOST_PACKED_ROWS = 128
-UNPACKED_BYTES = 2**26  # of a weight written out at a time
+UNPACKED_BYTES = 2**28  # of a weight written out at a time
 
 
 class PackedWeight:
@@ -42,33 +42,41 @@ class PackedWeight:
         self._whole = only if len(self._parts) == 1 and isinstance(only, PackedPart) else None
 
     def from_stream(self, stream: Stream, norm: Norm) -> Parts:
-        if self._whole is None or self._order is not None or stream.num_rows > 1 or not self._reads(1, norm.weight):
-            return self._product(stream.normed(norm))
-        out = stream.values.new_empty(1, 1, self._whole.shape[0])
-        self._multiply(stream.values, self._whole, out, self._linear.bias, norm=norm)
-        return Parts(out)
+        whole = self._whole
+        if whole is not None and self._order is None and stream.num_rows == 1:
+            form = form_for(norm.weight.dtype, 1, whole, is_paired=False, can_split=False)
+            if isinstance(form, WarpTiles):
+                x = stream.values
+                out, overlap = x.new_empty(1, 1, whole.shape[0]), can_overlap(x.device)
+                packed_rows(x, whole, out, form, bias=self._linear.bias, norm=norm, overlap=overlap)
+                return Parts(out)
+        return self._product(stream.normed(norm))
 
     def gated_from_stream(self, stream: Stream, norm: Norm, out: Tensor) -> None:
-        whole, rows = self._whole, out.shape[0]
-        if whole is None or not self._reads(rows, norm.weight) or out.shape[1] % OUTPUTS:
-            x = stream.normed(norm)
-            both = torch.empty(1, rows, self._linear.weight.shape[0], dtype=x.dtype, device=x.device)
-            self._write(x, both, self._linear.bias)
-            silu_and_multiply(both[0], out)
+        (rows, inner), form = out.shape, None
+        if self._whole is not None and not inner % OUTPUTS:
+            form = form_for(out.dtype, rows, self._whole, is_paired=True, can_split=False)
+        if isinstance(form, WarpTiles):
+            assert self._whole is not None
+            own_norm = norm if rows == 1 and self._order is None else None
+            x = self._ordered(stream.normed(norm)) if own_norm is None else stream.values
+            bias, overlap = self._linear.bias, can_overlap(out.device)
+            packed_gate_up(x, self._whole, out, form, bias=bias, norm=own_norm, overlap=overlap)
             return
-        inside = rows == 1 and self._order is None
-        x = stream.values if inside else self._ordered(stream.normed(norm))
-        tiles = tiles_for(rows, out.shape[1], x.shape[1], whole.bits, is_paired=True, can_split=False)
-        packed_gate_up(
-            x, whole, out, tiles,
-            bias=self._linear.bias, norm=norm if inside else None, overlap=can_overlap(x.device),
-        )  # fmt: skip
+        x = stream.normed(norm)
+        both = torch.empty(1, rows, 2 * inner, dtype=x.dtype, device=x.device)
+        self._write(x, both, self._linear.bias)
+        silu_and_multiply(both[0], out)
 
     def into_stream(self, x: Tensor, stream: Stream) -> None:
-        if self._whole is None or x.shape[0] > 1 or not self._reads(1, x):
-            stream.add(self._product(x))
-        else:
-            self._multiply(self._ordered(x), self._whole, stream.values[None], self._linear.bias, adds=True)
+        if self._whole is not None and x.shape[0] == 1:
+            form = form_for(x.dtype, 1, self._whole, is_paired=False, can_split=False)
+            if isinstance(form, WarpTiles):
+                out, bias = stream.values[None], self._linear.bias
+                overlap = can_overlap(x.device)
+                packed_rows(self._ordered(x), self._whole, out, form, bias=bias, adds=True, overlap=overlap)
+                return
+        stream.add(self._product(x))
 
     def logits(self, x: Tensor, out: Tensor) -> None:
         self._write(x, out[None], None)
@@ -76,57 +84,36 @@ class PackedWeight:
     def _product(self, x: Tensor) -> Parts:
         """(T, columns) -> parts of (T, outputs)."""
         rows, outputs = x.shape[0], self._linear.weight.shape[0]
-        splits = 1
-        if self._whole is not None and self._reads(rows, x):
-            tiles = tiles_for(rows, outputs, x.shape[1], self._whole.bits, is_paired=False, can_split=True)
-            splits = tiles.splits
-        if splits == 1:  # rounded once, here, as its reader would
+        form = None
+        if self._whole is not None:
+            form = form_for(x.dtype, rows, self._whole, is_paired=False, can_split=True)
+        if form is None or form.splits == 1:  # rounded once, here, as its reader would
             out = x.new_empty(1, rows, outputs)
             self._write(x, out, self._linear.bias)
             return Parts(out)
-        values = torch.empty(splits, rows, outputs, dtype=torch.float32, device=x.device)
+        values = torch.empty(form.splits, rows, outputs, dtype=torch.float32, device=x.device)
         self._write(x, values, None)
         return Parts(values, self._linear.bias)
 
     def _write(self, x: Tensor, out: Tensor, bias: Tensor | None) -> None:
         """x (T, columns) -> out (splits, T, outputs)."""
-        ordered = self._ordered(x)
-        for first_row, part in self._parts:
-            rows = slice(first_row, first_row + part.shape[0])
+        ordered, overlap = self._ordered(x), can_overlap(x.device)
+        for first, part in self._parts:
+            rows = slice(first, first + part.shape[0])
             own_bias = None if bias is None else bias[rows]
             if isinstance(part, DensePart):
                 out[0, :, rows] = F.linear(x, part.weight, own_bias)
-            elif self._reads(x.shape[0], x):
-                self._multiply(ordered, part, out, own_bias, first_output=first_row)
+                continue
+            form = form_for(x.dtype, x.shape[0], part, is_paired=False, can_split=len(out) > 1)
+            if isinstance(form, WarpTiles):
+                packed_rows(ordered, part, out, form, first_output=first, bias=own_bias, overlap=overlap)
+            elif isinstance(form, RowBlocks):
+                packed_tiles(ordered, part, out, form, first_output=first, bias=own_bias, overlap=overlap)
             else:
                 _multiply_unpacked(ordered, part, out[0, :, rows], own_bias)
 
-    def _multiply(
-        self,
-        x: Tensor,
-        part: PackedPart,
-        out: Tensor,
-        bias: Tensor | None,
-        *,
-        first_output: int = 0,
-        norm: Norm | None = None,
-        adds: bool = False,
-    ) -> None:
-        rows, columns = x.shape
-        tiles = tiles_for(rows, part.shape[0], columns, part.bits, is_paired=False, can_split=out.shape[0] > 1)
-        assert tiles.splits == out.shape[0], "of a weight of one part"
-        packed_rows(
-            x, part, out, tiles,
-            first_output=first_output, bias=bias, norm=norm, adds=adds, overlap=can_overlap(x.device),
-        )  # fmt: skip
-
     def _ordered(self, x: Tensor) -> Tensor:
         return x if self._order is None else x.index_select(1, self._order)
-
-    def _reads(self, rows: int, of: Tensor) -> bool:
-        """Whether products of so many rows, in this tensor's precision, read the weight as it is."""
-        parts = [part for _, part in self._parts if isinstance(part, PackedPart)]
-        return rows <= MOST_PACKED_ROWS and all(can_multiply(of.dtype, part) for part in parts)
 
 
 def _multiply_unpacked(x: Tensor, part: PackedPart, out: Tensor, bias: Tensor | None) -> None:

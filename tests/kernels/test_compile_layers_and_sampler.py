@@ -34,6 +34,7 @@ KERNELS = {
     "_add_prefix_noise",
     "_row_product",
     "_packed_rows",
+    "_packed_tiles",
     "_unpack",
     "_write_out",
     "_tiled_product",

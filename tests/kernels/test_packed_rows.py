@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.gpu.kernels.packed_rows import WarpTiles, can_multiply, packed_gate_up, packed_rows
+from ramify.gpu.kernels.packed_tiles import RowBlocks, can_multiply_tiles, packed_tiles
 from ramify.gpu.kernels.row_product import Norm
 from ramify.gpu.kernels.unpacked import write_out
 from ramify.gpu.packed_forms import tiles_for
@@ -129,6 +130,38 @@ def test_weights_written_out(device: torch.device, dtype: torch.dtype, name: str
         out = torch.full((40 - first_tile * OUTPUTS, columns), torch.nan, dtype=dtype, device=device)
         write_out(part, first_tile, out)
         assert torch.equal(out, weight[first_tile * OUTPUTS :])
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", PACKED_FORMATS)
+@pytest.mark.parametrize(
+    ("rows", "outputs", "columns", "blocks"),
+    [
+        (40, 144, 256, RowBlocks(64)),  # two programs of outputs, the last with one tile
+        (130, 120, 640, RowBlocks(128, splits=2)),  # splits of three groups and two; two programs of rows
+        (200, 128, 128, RowBlocks(256)),
+    ],
+)
+def test_packed_tiles(
+    device: torch.device, dtype: torch.dtype, name: str, rows: int, outputs: int, columns: int, blocks: RowBlocks
+) -> None:
+    """The product of the weight as rounded to the precision of the rows."""
+    torch.manual_seed(rows)
+    part = packed(name, outputs, columns, device)
+    if device.type == "cuda" and not can_multiply_tiles(dtype, part):
+        pytest.skip("for Hopper's matrix units")
+    x = torch.randn(rows, columns, device=device).to(dtype)
+    values = torch.full((blocks.splits, rows, outputs + 7), torch.nan, device=device)
+    packed_tiles(x, part, values, blocks, first_output=3)
+    weight = dequantised(part).to(dtype).double()
+    check(values.sum(0)[:, 3:-4], x.double() @ weight.t())
+    assert values[:, :, :3].isnan().all()
+    assert values[:, :, -4:].isnan().all()
+    if blocks.splits == 1:
+        bias = torch.randn(outputs, device=device).to(dtype)
+        whole = torch.empty(1, rows, outputs, device=device, dtype=dtype)
+        packed_tiles(x / 256, part, whole, blocks, bias=bias)
+        check(whole[0], (x / 256).double() @ weight.t() + bias.double())
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -1,8 +1,8 @@
-"""Runs the kernels of packed_rows.py and unpacked.py without a GPU: their source, with torch's operators in it.
+"""Runs the kernels for weights of few bits without a GPU: their source, with torch's operators in it.
 
-Every tensor there has one element a thread, so a program is a few vectors. The functions that are one instruction or a
-few of assembly have counterparts here, which do with threads and bits what the instructions do; all else, what is
-loaded from where, multiplied with what and written to where, is the kernels' own. It shows no race.
+Nearly every tensor there has one element a thread, so a program is a few vectors. The functions that are one
+instruction or a few of assembly have counterparts here, which do with threads and bits what the instructions do; all
+else, what is loaded from where, multiplied with what and written to where, is the kernels' own. It shows no race.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.gpu.kernels import packed_rows, unpacked
+from ramify.gpu.kernels import packed_rows, packed_tiles, unpacked
 
 HALVES = (torch.bfloat16, torch.float16)
 SOURCES: dict[str, FunctionType] = {
     name: value.fn
-    for module in (packed_rows, unpacked)
+    for module in (packed_rows, packed_tiles, unpacked)
     for name, value in vars(module).items()
     if isinstance(getattr(value, "fn", None), FunctionType)
 }
@@ -57,18 +57,29 @@ class Pointer:
 
 
 class Shared:
-    def __init__(self, flat: Tensor, shape: tuple[int, ...]) -> None:
-        self._flat, self._shape = flat, shape
+    """Shared memory; by_threads: the first dimension lies one after the other, else the last."""
+
+    def __init__(self, flat: Tensor, shape: tuple[int, ...], *, by_threads: bool) -> None:
+        self._flat, self._shape, self._by_threads = flat, shape, by_threads
 
     def store(self, value: Tensor) -> None:
-        self._flat.copy_(value.permute(*reversed(range(value.dim()))).reshape(-1))  # threads one after the other
+        order = tuple(reversed(range(value.dim()))) if self._by_threads else tuple(range(value.dim()))
+        self._flat.copy_(value.permute(*order).reshape(-1))
 
-    def _reinterpret(self, _dtype: torch.dtype, shape: list[int], _layout: Any) -> Shared:
-        return Shared(self._flat, tuple(shape))
+    def _reinterpret(self, dtype: torch.dtype, shape: list[int], _layout: Any) -> Shared:
+        return Shared(self._flat.view(dtype), tuple(shape), by_threads=False)
 
     def slice(self, start: int, length: int) -> Shared:
         size = math.prod(self._shape[1:])
-        return Shared(self._flat[start * size : (start + length) * size], (length, *self._shape[1:]))
+        flat = self._flat[start * size : (start + length) * size]
+        return Shared(flat, (length, *self._shape[1:]), by_threads=False)
+
+    def index(self, place: int) -> Shared:
+        size = math.prod(self._shape[1:])
+        return Shared(self._flat[place * size : (place + 1) * size], self._shape[1:], by_threads=False)
+
+    def permute(self, order: tuple[int, ...]) -> Tensor:
+        return self.load(None).permute(order)
 
     def load(self, _layout: Any) -> Tensor:
         return self._flat.view(self._shape)
@@ -93,11 +104,15 @@ class Language(SimpleNamespace):
             rsqrt=torch.rsqrt,
             exp=torch.exp,
             join=lambda one, other: torch.stack((one, other), -1),
-            allocate_shared_memory=lambda dtype, shape, _: Shared(
-                torch.full([math.prod(shape)], torch.nan, dtype=dtype), tuple(shape)
+            zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),  # noqa: ARG005
+            convert_layout=lambda value, _: value,
+            allocate_shared_memory=lambda dtype, shape, by_threads: Shared(
+                torch.full([math.prod(shape)], torch.nan, dtype=dtype), tuple(shape), by_threads=bool(by_threads)
             ),
             BlockedLayout=layout,
             SliceLayout=layout,
+            NVMMADistributedLayout=layout,
+            NVMMASharedLayout=layout,
             SwizzledSharedLayout=layout,
             int32=torch.int32,
             int64=torch.int64,
@@ -203,7 +218,15 @@ def run(kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], options:
         "as_float": lambda word: word.view(torch.float32),
         "start_next": lambda overlap: None,  # noqa: ARG005
         "wait_for_last": lambda overlap: None,  # noqa: ARG005
-        "_by_parts": lambda rank: None,  # noqa: ARG005
+        "_by_parts": lambda rank: True,  # noqa: ARG005
+        "async_copy": SimpleNamespace(
+            async_copy_global_to_shared=lambda target, source: target.store(source.load()),
+            commit_group=lambda: None,
+            wait_group=lambda _: None,
+        ),
+        "fence_async_shared": lambda: None,
+        "warpgroup_mma": lambda left, right, sums, is_async: sums + left.load(None).float() @ right.float(),  # noqa: ARG005
+        "warpgroup_mma_wait": lambda _, deps: deps[0],
     }
     constants = {name: value for name, value in options.items() if name not in ("num_warps", "launch_pdl")}
     pointers = [Pointer(each) if isinstance(each, Tensor) else each for each in arguments]
@@ -225,5 +248,6 @@ def simulated() -> Iterator[None]:
     """Launches inside run here."""
     with pytest.MonkeyPatch.context() as changes:
         changes.setattr(packed_rows, "_packed_rows", _Kernel("_packed_rows"))
+        changes.setattr(packed_tiles, "_packed_tiles", _Kernel("_packed_tiles"))
         changes.setattr(unpacked, "_write_out", _Kernel("_write_out"))
         yield

@@ -596,16 +596,16 @@ def _by_parts(rank):  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _stacked(parts, COUNT: gl.constexpr):  # type: ignore[no-untyped-def]
+def stacked(parts, COUNT: gl.constexpr):  # type: ignore[no-untyped-def]
     """(threads, 2, 2, ...): the bits of a part's number, lowest first."""
     if COUNT == 1:
-        stacked = parts[0]
+        whole = parts[0]
     else:
         pairs = ()
         for pair in gl.static_range(COUNT // 2):
             pairs = pairs + (gl.join(parts[2 * pair], parts[2 * pair + 1]),)
-        stacked = _stacked(pairs, COUNT // 2)
-    return stacked
+        whole = stacked(pairs, COUNT // 2)
+    return whole
 
 
 @gluon.jit
@@ -737,9 +737,9 @@ def _packed_rows(  # type: ignore[no-untyped-def]  # noqa: PLR0915
                 )  # fmt: skip
 
     # Of a warp's sums, part p of a thread: 16 outputs by 8 rows, 4 of them a thread.
-    stacked = _stacked(totals, PARTS)
-    shared = gl.allocate_shared_memory(gl.float32, stacked.shape, _by_parts(len(stacked.shape)))
-    shared.store(stacked)
+    whole_sums = stacked(totals, PARTS)
+    shared = gl.allocate_shared_memory(gl.float32, whole_sums.shape, _by_parts(len(whole_sums.shape)))
+    shared.store(whole_sums)
     whole = shared._reinterpret(gl.float32, [PARTS, WARPS, 32], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
     OUT: gl.constexpr = OWN * ROW_TILES * 4
     summed: gl.constexpr = gl.BlockedLayout([1, WARPS, 1], [1, 1, 32], [WARPS, 1, 1], [2, 1, 0])
