@@ -139,7 +139,7 @@ def products(options: argparse.Namespace) -> dict[str, Any]:
             norm = Norm(torch.ones(each.columns, dtype=dtype, device=device), 1e-6)
             stream, after = Stream(x), Stream(torch.zeros(rows, each.outputs, dtype=dtype, device=device))
             gated = torch.empty(rows, each.tiled_outputs, dtype=dtype, device=device)
-            stream.normed = lambda norm, x=x: x  # type: ignore[method-assign]  # noqa: ARG005
+            stream.normed = lambda norm, x=x: x  # type: ignore[method-assign, misc]  # noqa: ARG005
 
             def launch(form: Any) -> None:
                 for weight in copies[form]:  # noqa: B023

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from ramify.gpu.kernels.packed_rows import MOST_ROWS, WarpTiles, can_multiply
+from ramify.gpu.kernels.packed_rows import MOST_ROWS, WarpTiles
 from ramify.gpu.kernels.packed_tiles import OUTPUTS as TILED_OUTPUTS
 from ramify.gpu.kernels.packed_tiles import RowBlocks, can_multiply_tiles
+from ramify.gpu.kernels.packed_words import can_multiply
 from ramify.gpu.packed_parts import COLUMNS, OUTPUTS, PackedPart
 from ramify.gpu.product_forms import MOST_SPLITS, PROCESSORS
 

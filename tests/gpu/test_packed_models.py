@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from ramify.models.loader import ModelLoader
 from tests.conftest import CheckpointMaker
 from tests.quantised_folder import Scheme, write_quantised
 
-SHAPES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64, "vocab_size": 320}
+SHAPES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64, "vocab_size": 320}
 SCHEMES = {
     "gptq4": Scheme("gptq"),
     "gptq4-sym": Scheme("gptq", sym=True),
@@ -65,7 +66,7 @@ def test_layers(name: str, dtype: str, device: torch.device, make_checkpoint: Ch
 def test_engines(name: str, make_checkpoint: CheckpointMaker, tmp_path: Path) -> None:
     """Greedy tokens where the float32 model is sure of them, and their logprobs: prompts and decodes in graphs."""
     folders = write_quantised(make_checkpoint("qwen3", **SHAPES), tmp_path, SCHEMES[name])
-    options = {"max_model_len": 256, "num_kv_blocks": 64, "max_num_seqs": 12}
+    options: dict[str, Any] = {"max_model_len": 256, "num_kv_blocks": 64, "max_num_seqs": 12}
     packed = LLM(str(folders[0]), dtype="bfloat16", **options)
     exact = LLM(str(folders[1]), device="cpu", dtype="float32", **options)
     params = SamplingParams(temperature=0.0, max_tokens=12, logprobs=2, ignore_eos=True)

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.gpu.kernels.packed_rows import WarpTiles, can_multiply, packed_gate_up, packed_rows
+from ramify.gpu.kernels.packed_rows import WarpTiles, packed_gate_up, packed_rows
 from ramify.gpu.kernels.packed_tiles import RowBlocks, can_multiply_tiles, packed_tiles
+from ramify.gpu.kernels.packed_words import can_multiply
 from ramify.gpu.kernels.row_product import Norm
 from ramify.gpu.kernels.unpacked import write_out
 from ramify.gpu.packed_forms import tiles_for

@@ -18,12 +18,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.gpu.kernels import packed_rows, packed_tiles, unpacked
+from ramify.gpu.kernels import packed_rows, packed_sums, packed_tiles, packed_words, unpacked
 
 HALVES = (torch.bfloat16, torch.float16)
 SOURCES: dict[str, FunctionType] = {
     name: value.fn
-    for module in (packed_rows, packed_tiles, unpacked)
+    for module in (packed_words, packed_sums, packed_rows, packed_tiles, unpacked)
     for name, value in vars(module).items()
     if isinstance(getattr(value, "fn", None), FunctionType)
 }
@@ -51,7 +51,7 @@ class Pointer:
     def words(self, count: int, inside: Tensor) -> tuple[Tensor, ...]:
         """int32, however the tensor is typed."""
         width = 4 // self.tensor.itemsize
-        assert torch.equal(self.places % (count * width), torch.zeros_like(self.places)), "aligned"
+        assert not bool((torch.as_tensor(self.places) % (count * width)).any()), "aligned"
         words, first = self.tensor.view(torch.int32), self.places // width
         return tuple(torch.where(inside, words[torch.where(inside, first + each, 0)], 0) for each in range(count))
 
@@ -122,7 +122,7 @@ class Language(SimpleNamespace):
 
 def _store(pointer: Pointer, value: Tensor, mask: Tensor) -> None:
     places = torch.as_tensor(pointer.places).expand(mask.shape)[mask]
-    assert len(places.unique()) == len(places), "every place is written once"
+    assert len(set(places.tolist())) == len(places), "every place is written once"
     pointer.tensor[places] = value.expand(mask.shape)[mask]
 
 

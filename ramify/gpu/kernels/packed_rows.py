@@ -1,19 +1,12 @@
-"""Up to a few dozen rows times a weight of few bits: matrix instructions fed from registers, written down one by one.
+"""Up to a few dozen rows times a weight of few bits, bound by reading the weight.
 
     numbers      in memory as threads hold them (packed_parts.py): a load of 16 bytes a thread, and nothing is moved
-    unpacking    9 instructions for 8 weights of 4 bits
-    sums         of a block in float32, times its scale, added to the whole in float32
+    products     by matrix instructions that are fed from registers (packed_sums.py)
 
 A program takes some tiles of 16 outputs. Its warps share out the columns, 128 at a time, and add their sums up in
 shared memory at the end. Weights are asked for some turns ahead, the first ones before the preceding kernel has ended.
 Around the product it does what `row_product` does: the norm of one row before it, after it a bias, the residual or
 silu(gate) * up.
-
-Bits become numbers without a conversion. As bits of a bfloat16 (float16) they are that whole number times the smallest
-one, 2^-133 (2^-24); one multiplication brings it back among ordinary numbers, and subtracts the zero in the same
-instruction. Exact, since it has at most 8 bits.
-
-Gluon, Triton's lower language: every tensor here has one element for each thread, and tuples of them are its registers.
 """
 
 # ruff: noqa: RUF005 - the compiler knows no starred tuples
@@ -29,6 +22,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ramify.gpu.kernels.overlap import launch_options, start_next, wait_for_last
+from ramify.gpu.kernels.packed_sums import (
+    NORM_TEXTS,
+    PRODUCT_TEXT,
+    add,
+    load_input_pair,
+    normed,
+    own,
+    read,
+    spread,
+)
+from ramify.gpu.kernels.packed_words import ask, load_pair, stacked, texts_of
 from ramify.gpu.kernels.row_product import Norm
 from ramify.gpu.packed_parts import OUTPUTS, PackedPart
 
@@ -45,160 +49,6 @@ class WarpTiles:
     warps: int
     stages: int
     splits: int = 1
-
-
-# Two numbers a register, low half first. `zero` is minus the zero point, in both halves, in the same unit.
-_NIBBLES = """{{
-.reg .b32 a, b, c, d, s, l, h;
-mov.b32 l, {low};
-mov.b32 h, {high};
-and.b32 a, $4, 0x000F000F;
-and.b32 b, $4, 0x00F000F0;
-shr.u32 s, $4, 8;
-and.b32 c, s, 0x000F000F;
-and.b32 d, s, 0x00F000F0;
-fma.rn.{number} $0, a, l, $5;
-fma.rn.{number} $1, b, h, $6;
-fma.rn.{number} $2, c, l, $5;
-fma.rn.{number} $3, d, h, $6;
-}}"""
-_OCTETS = """{{
-.reg .b32 a, b, s, l;
-mov.b32 l, {low};
-and.b32 a, $2, 0x00FF00FF;
-shr.u32 s, $2, 8;
-and.b32 b, s, 0x00FF00FF;
-fma.rn.{number} $0, a, l, $3;
-fma.rn.{number} $1, b, l, $4;
-}}"""
-_FLOATS = """{{
-.reg .b32 a, b, s, t, m, n;
-mov.b32 m, {low};
-mov.b32 n, 0x80008000;
-shl.b32 s, $2, 8;
-{shift_low}
-and.b32 t, t, {mask};
-and.b32 s, s, 0x80008000;
-or.b32 a, s, t;
-{shift_high}
-and.b32 t, t, {mask};
-and.b32 s, $2, 0x80008000;
-or.b32 b, s, t;
-fma.rn.{number} $0, a, m, n;
-fma.rn.{number} $1, b, m, n;
-}}"""
-# The scale, and minus the zero point in both halves.
-_SCALE = """{{
-.reg .b16 l, h;
-.reg .b32 z, m, n;
-mov.b32 {{l, h}}, $2;
-cvt.f32.f16 $0, l;
-mov.b32 z, {{h, h}};
-mov.b32 m, {minus};
-mov.b32 n, 0x80008000;
-fma.rn.{number} $1, z, m, n;
-}}"""
-_NORM = {
-    torch.bfloat16: """{
-.reg .b32 s, t, n;
-.reg .f32 a, b;
-shl.b32 s, $1, 16;
-and.b32 t, $1, 0xFFFF0000;
-mov.b32 a, s;
-mov.b32 b, t;
-mul.f32 a, a, $3;
-mul.f32 b, b, $3;
-cvt.rn.bf16x2.f32 t, b, a;
-mov.b32 n, 0x80008000;
-fma.rn.bf16x2 $0, t, $2, n;
-}""",
-    torch.float16: """{
-.reg .b16 l, h;
-.reg .b32 t;
-.reg .f32 a, b;
-mov.b32 {l, h}, $1;
-cvt.f32.f16 a, l;
-cvt.f32.f16 b, h;
-mul.f32 a, a, $3;
-mul.f32 b, b, $3;
-cvt.rn.f16x2.f32 t, b, a;
-mul.rn.f16x2 $0, t, $2;
-}""",
-}
-# Two numbers times a float32.
-_ROUND = {
-    torch.bfloat16: """{
-.reg .b32 s, t;
-.reg .f32 a, b;
-shl.b32 s, $1, 16;
-and.b32 t, $1, 0xFFFF0000;
-mov.b32 a, s;
-mov.b32 b, t;
-mul.f32 a, a, $2;
-mul.f32 b, b, $2;
-cvt.rn.bf16x2.f32 $0, b, a;
-}""",
-    torch.float16: """{
-.reg .b16 l, h;
-.reg .f32 a, b;
-mov.b32 {l, h}, $1;
-cvt.f32.f16 a, l;
-cvt.f32.f16 b, h;
-mul.f32 a, a, $2;
-mul.f32 b, b, $2;
-cvt.rn.f16x2.f32 $0, b, a;
-}""",
-}
-_PRODUCT = (
-    "mma.sync.aligned.m16n8k16.row.col.f32.{number}.{number}.f32 "
-    "{{$0, $1, $2, $3}}, {{$4, $5, $6, $7}}, {{$8, $9}}, {{$10, $11, $12, $13}};"
-)
-_FIELDS = {
-    torch.bfloat16: {
-        "number": "bf16x2",
-        "low": "0x7F007F00",  # 2^127
-        "high": "0x7D007D00",  # 2^123
-        "minus": "0xFF00FF00",
-    },
-    torch.float16: {"number": "f16x2", "low": "0x78007800", "high": "0x68006800", "minus": "0xF800F800"},  # 2^15, 2^11
-}
-# An e4m3 number's bits, moved to where the dtype has them, are that number times 2^-120 (2^-8).
-_FLOAT_FIELDS = {
-    torch.bfloat16: {
-        "number": "bf16x2",
-        "low": "0x7B807B80",
-        "mask": "0x07F007F0",
-        "shift_low": "shl.b32 t, $2, 4;",
-        "shift_high": "shr.u32 t, $2, 4;",
-    },
-    torch.float16: {
-        "number": "f16x2",
-        "low": "0x5C005C00",
-        "mask": "0x3F803F80",
-        "shift_low": "shl.b32 t, $2, 7;",
-        "shift_high": "shr.u32 t, $2, 1;",
-    },
-}
-# What integers come in, after the multiplication: 2^-133 * 2^127, 2^-24 * 2^15.
-_UNIT = {torch.bfloat16: 2.0**6, torch.float16: 2.0**9}
-
-
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """The instructions of one format in one precision."""
-
-    unpack: str
-    scale: str
-    round: str
-    unit: float
-
-
-def texts_of(part: PackedPart, dtype: torch.dtype) -> Texts:
-    if part.is_float:
-        return Texts(_FLOATS.format(**_FLOAT_FIELDS[dtype]), "", _ROUND[dtype], 1.0)
-    fields = _FIELDS[dtype]
-    unpack = _NIBBLES if part.bits == 4 else _OCTETS
-    return Texts(unpack.format(**fields), _SCALE.format(**fields), _ROUND[dtype], _UNIT[dtype])
 
 
 def packed_rows(
@@ -237,13 +87,6 @@ def packed_gate_up(
     assert part.shape[0] == 2 * out.shape[1], "gate and up are of one size"
     assert tiles.splits == 1, "silu needs the whole sum"
     _launch(x, part, out[None], tiles, out.shape[1], 0, bias, norm, adds=False, is_paired=True, overlap=overlap)
-
-
-def can_multiply(dtype: torch.dtype, part: PackedPart) -> bool:
-    """Whether the part's device has the instructions for it, and it the sizes."""
-    device = part.numbers.device
-    is_able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-    return is_able and dtype.itemsize == 2 and not part.shape[1] % 32
 
 
 def _launch(
@@ -299,313 +142,17 @@ def _launch(
         UNIT=texts.unit,
         UNPACK=texts.unpack,
         SCALE=texts.scale,
-        NORM="" if norm is None else _NORM[x.dtype],
-        PRODUCT=_PRODUCT.format(number={torch.bfloat16: "bf16", torch.float16: "f16"}[x.dtype]),
+        NORM="" if norm is None else NORM_TEXTS[x.dtype],
+        PRODUCT=PRODUCT_TEXT.format(number={torch.bfloat16: "bf16", torch.float16: "f16"}[x.dtype]),
         num_warps=tiles.warps,
         **launch_options(overlap),
     )
-
-
-# Relaxed loads stay where they are written: the compiler moves others down to where they are needed, past the wait.
-_LOAD = gl.constexpr("ld.relaxed.gpu.global.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];")
-_LOAD_WHERE = gl.constexpr("""{
-.reg .pred p;
-setp.ne.b32 p, $5, 0;
-mov.b32 $0, 0;
-mov.b32 $1, 0;
-mov.b32 $2, 0;
-mov.b32 $3, 0;
-@p ld.relaxed.gpu.global.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];
-}""")
-_LOAD_PAIR = gl.constexpr("ld.relaxed.gpu.global.v2.b32 {$0, $1}, [$2];")
-_LOAD_PAIR_WHERE = gl.constexpr("""{
-.reg .pred p;
-setp.ne.b32 p, $3, 0;
-mov.b32 $0, 0;
-mov.b32 $1, 0;
-@p ld.relaxed.gpu.global.v2.b32 {$0, $1}, [$2];
-}""")
-_LOAD_INPUT_PAIR = gl.constexpr("ld.global.v2.b32 {$0, $1}, [$2];")
-_STORE = gl.constexpr("""{
-.reg .pred p;
-setp.ne.b32 p, $6, 0;
-@p st.global.v4.b32 [$1], {$2, $3, $4, $5};
-mov.b32 $0, 0;
-}""")
-_FROM_LANE = gl.constexpr("shfl.sync.idx.b32 $0, $1, $2, 31, 0xFFFFFFFF;")
-_LOAD_INPUTS = gl.constexpr("ld.global.v4.b32 {$0, $1, $2, $3}, [$4];")
-
-
-@gluon.jit
-def load_words(pointer, inside, WHERE: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Four words of what no kernel writes; zeros where `inside` is."""
-    if WHERE:
-        words = gl.inline_asm_elementwise(
-            _LOAD_WHERE, "=&r,=&r,=&r,=&r,l,r", [pointer, inside], (gl.int32,) * 4, is_pure=False, pack=1
-        )
-    else:
-        words = gl.inline_asm_elementwise(_LOAD, "=r,=r,=r,=r,l", [pointer], (gl.int32,) * 4, is_pure=False, pack=1)
-    return words
-
-
-@gluon.jit
-def load_pair(pointer, inside, WHERE: gl.constexpr):  # type: ignore[no-untyped-def]
-    if WHERE:
-        words = gl.inline_asm_elementwise(
-            _LOAD_PAIR_WHERE, "=&r,=&r,l,r", [pointer, inside], (gl.int32,) * 2, is_pure=False, pack=1
-        )
-    else:
-        words = gl.inline_asm_elementwise(_LOAD_PAIR, "=r,=r,l", [pointer], (gl.int32,) * 2, is_pure=False, pack=1)
-    return words
-
-
-@gluon.jit
-def load_inputs(pointer):  # type: ignore[no-untyped-def]
-    """Four words of what another kernel wrote."""
-    return gl.inline_asm_elementwise(_LOAD_INPUTS, "=r,=r,=r,=r,l", [pointer], (gl.int32,) * 4, is_pure=False, pack=1)
-
-
-@gluon.jit
-def load_input_pair(pointer):  # type: ignore[no-untyped-def]
-    return gl.inline_asm_elementwise(_LOAD_INPUT_PAIR, "=r,=r,l", [pointer], (gl.int32,) * 2, is_pure=False, pack=1)
-
-
-@gluon.jit
-def from_lane(word, lane):  # type: ignore[no-untyped-def]
-    """The word of another thread of the warp."""
-    return gl.inline_asm_elementwise(_FROM_LANE, "=r,r,r", [word, lane], gl.int32, is_pure=True, pack=1)
-
-
-@gluon.jit
-def decode_scale(word, TEXT: gl.constexpr):  # type: ignore[no-untyped-def]
-    """A scale, and minus the zero point in both halves of a word."""
-    return gl.inline_asm_elementwise(TEXT, "=&f,=&r,r", [word], (gl.float32, gl.int32), is_pure=True, pack=1)
-
-
-@gluon.jit
-def unpack_nibbles(word, zero, other_zero, TEXT: gl.constexpr):  # type: ignore[no-untyped-def]
-    """A word -> the four registers of a matrix instruction's left side."""
-    return gl.inline_asm_elementwise(
-        TEXT, "=&r,=&r,=&r,=&r,r,r,r", [word, zero, other_zero], (gl.int32,) * 4, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
-def unpack_octets(word, zero, other_zero, TEXT: gl.constexpr):  # type: ignore[no-untyped-def]
-    """A word -> two of the four registers."""
-    return gl.inline_asm_elementwise(
-        TEXT, "=&r,=&r,r,r,r", [word, zero, other_zero], (gl.int32,) * 2, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
-def normed(word, weight, scale, TEXT: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Two numbers of a row, normed and rounded as the norm's own kernel would write them."""
-    return gl.inline_asm_elementwise(TEXT, "=&r,r,r,f", [word, weight, scale], gl.int32, is_pure=True, pack=1)
-
-
-@gluon.jit
-def scaled(word, scale, TEXT: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Two numbers times a scale in float32, each rounded once."""
-    return gl.inline_asm_elementwise(TEXT, "=r,r,f", [word, scale], gl.int32, is_pure=True, pack=1)
-
-
-@gluon.jit
-def store_words(pointer, first, second, third, fourth, inside):  # type: ignore[no-untyped-def]
-    words = [pointer, first, second, third, fourth, inside]
-    gl.inline_asm_elementwise(_STORE, "=r,l,r,r,r,r,r", words, gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def multiply(left, inputs, other_inputs, sums, TEXT: gl.constexpr):  # type: ignore[no-untyped-def]
-    """One matrix instruction: 16 outputs, 16 columns, 8 rows."""
-    return gl.inline_asm_elementwise(
-        TEXT,
-        "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
-        [left[0], left[1], left[2], left[3], inputs, other_inputs, sums[0], sums[1], sums[2], sums[3]],
-        (gl.float32,) * 4,
-        is_pure=True,
-        pack=1,
-    )
-
-
-@gluon.jit
-def ask(  # type: ignore[no-untyped-def]
-    numbers, scales, group, end, WHERE: gl.constexpr, TILES: gl.constexpr, CHUNKS: gl.constexpr, BLOCKS: gl.constexpr
-):
-    """The words of 128 columns of every tile, then their scales."""
-    inside = (group < end).to(gl.int32)
-    held = ()
-    for tile in gl.static_range(TILES):
-        for chunk in gl.static_range(CHUNKS):
-            held = held + load_words(numbers[tile] + (group * CHUNKS + chunk) * 128, inside, WHERE)
-    for tile in gl.static_range(TILES):
-        for block in gl.static_range(BLOCKS):
-            held = held + load_pair(scales[tile] + (group * BLOCKS + block) * 16, inside, WHERE)
-    return held
-
-
-@gluon.jit
-def _read(inputs, column, columns, ROW_TILES: gl.constexpr, EVEN: gl.constexpr):  # type: ignore[no-untyped-def]
-    """128 columns of every row: 4 words for each 32 columns."""
-    held = ()
-    for unit in gl.static_range(4):
-        at = column + unit * 32
-        if not EVEN:
-            at = gl.minimum(at, columns - 32)  # past the end weights are zeros
-        for tile in gl.static_range(ROW_TILES):
-            held = held + load_inputs(inputs[tile] + at)
-    return held
-
-
-@gluon.jit
-def _own(lane, group, columns, EVEN: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the four columns of 128 stand that a thread norms for its warp."""
-    at = group * 128 + lane // 8 * 32
-    if not EVEN:
-        at = gl.minimum(at, columns - 32)
-    return at + lane % 4 * 8 + lane // 4 % 2 * 4
-
-
-@gluon.jit
-def _spread(pair, lane):  # type: ignore[no-untyped-def]
-    """What each thread of a warp has normed -> 128 columns as `_read` has them."""
-    held = ()
-    for half in gl.static_range(8):
-        source = lane % 4 + 4 * half
-        held = held + (from_lane(pair[0], source), from_lane(pair[1], source))
-    return held
-
-
-@gluon.jit
-def unpacked(
-    words, FIRST: gl.constexpr, STEP: gl.constexpr, zero, other_zero, BITS: gl.constexpr, UNPACK: gl.constexpr
-):  # type: ignore[no-untyped-def]
-    """The left side of a matrix instruction: 16 columns of a tile whose words begin at FIRST."""
-    if BITS == 4:
-        left = unpack_nibbles(words[FIRST + STEP], zero, other_zero, UNPACK)
-    else:
-        left = unpack_octets(words[FIRST + 2 * STEP], zero, other_zero, UNPACK)
-        left = left + unpack_octets(words[FIRST + 2 * STEP + 1], zero, other_zero, UNPACK)
-    return left
-
-
-@gluon.jit
-def _multiply_all(left, inputs, STEP: gl.constexpr, parts, ROW_TILES: gl.constexpr, PRODUCT: gl.constexpr):  # type: ignore[no-untyped-def]
-    """parts += 16 columns of a tile times those of all rows."""
-    grown = ()
-    for row_tile in gl.static_range(ROW_TILES):
-        grown = grown + multiply(
-            left,
-            inputs[(STEP // 2 * ROW_TILES + row_tile) * 4 + STEP % 2 * 2],
-            inputs[(STEP // 2 * ROW_TILES + row_tile) * 4 + STEP % 2 * 2 + 1],
-            (parts[row_tile * 4], parts[row_tile * 4 + 1], parts[row_tile * 4 + 2], parts[row_tile * 4 + 3]),
-            PRODUCT,
-        )
-    return grown
-
-
-@gluon.jit
-def as_float(word):  # type: ignore[no-untyped-def]
-    return word.to(gl.float32, bitcast=True)
-
-
-@gluon.jit
-def scale_of(words, AT: gl.constexpr, IS_FLOAT: gl.constexpr, SCALE: gl.constexpr):  # type: ignore[no-untyped-def]
-    if IS_FLOAT:  # noqa: SIM108 - the compiler's branch
-        found = (as_float(words[AT]), words[AT])
-    else:
-        found = decode_scale(words[AT], SCALE)
-    return found
-
-
-@gluon.jit
-def _add_block(  # type: ignore[no-untyped-def]
-    sums,
-    words,
-    inputs,
-    nothing,
-    FIRST: gl.constexpr,
-    FIRST_STEP: gl.constexpr,
-    STEPS: gl.constexpr,
-    SCALE_AT: gl.constexpr,
-    BITS: gl.constexpr,
-    IS_FLOAT: gl.constexpr,
-    ROW_TILES: gl.constexpr,
-    UNPACK: gl.constexpr,
-    SCALE: gl.constexpr,
-    PRODUCT: gl.constexpr,
-):
-    """sums += the products of a block's columns times its scale, for one tile of outputs."""
-    scale, zero = scale_of(words, SCALE_AT, IS_FLOAT, SCALE)
-    other_scale, other_zero = scale_of(words, SCALE_AT + 1, IS_FLOAT, SCALE)
-    parts = ()
-    for _ in gl.static_range(4 * ROW_TILES):
-        parts = parts + (nothing,)
-    for step in gl.static_range(STEPS):
-        left = unpacked(words, FIRST, FIRST_STEP + step, zero, other_zero, BITS, UNPACK)
-        parts = _multiply_all(left, inputs, FIRST_STEP + step, parts, ROW_TILES, PRODUCT)
-    grown = ()
-    for row_tile in gl.static_range(ROW_TILES):
-        grown = grown + (
-            sums[row_tile * 4] + parts[row_tile * 4] * scale,
-            sums[row_tile * 4 + 1] + parts[row_tile * 4 + 1] * scale,
-            sums[row_tile * 4 + 2] + parts[row_tile * 4 + 2] * other_scale,
-            sums[row_tile * 4 + 3] + parts[row_tile * 4 + 3] * other_scale,
-        )
-    return grown
-
-
-@gluon.jit
-def _add(  # type: ignore[no-untyped-def]
-    totals,
-    words,
-    inputs,
-    nothing,
-    BITS: gl.constexpr,
-    IS_FLOAT: gl.constexpr,
-    TILES: gl.constexpr,
-    ROW_TILES: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    UNPACK: gl.constexpr,
-    SCALE: gl.constexpr,
-    PRODUCT: gl.constexpr,
-):
-    """totals += the products of 128 columns, for every tile of outputs and of rows."""
-    per_tile: gl.constexpr = 2 * BITS
-    steps: gl.constexpr = 8 // BLOCKS
-    grown = ()
-    for tile in gl.static_range(TILES):
-        sums = ()
-        for part in gl.static_range(4 * ROW_TILES):
-            sums = sums + (totals[tile * ROW_TILES * 4 + part],)
-        for block in gl.static_range(BLOCKS):
-            sums = _add_block(
-                sums, words, inputs, nothing, tile * per_tile, block * steps, steps,
-                TILES * per_tile + (tile * BLOCKS + block) * 2,
-                BITS, IS_FLOAT, ROW_TILES, UNPACK, SCALE, PRODUCT,
-            )  # fmt: skip
-        grown = grown + sums
-    return grown
 
 
 @triton.constexpr_function
 def _by_parts(rank):  # type: ignore[no-untyped-def]
     """Threads of a part lie one after the other, then the next part."""
     return gl.SwizzledSharedLayout(1, 1, 1, list(range(rank)))
-
-
-@gluon.jit
-def stacked(parts, COUNT: gl.constexpr):  # type: ignore[no-untyped-def]
-    """(threads, 2, 2, ...): the bits of a part's number, lowest first."""
-    if COUNT == 1:
-        whole = parts[0]
-    else:
-        pairs = ()
-        for pair in gl.static_range(COUNT // 2):
-            pairs = pairs + (gl.join(parts[2 * pair], parts[2 * pair + 1]),)
-        whole = stacked(pairs, COUNT // 2)
-    return whole
 
 
 @gluon.jit
@@ -696,7 +243,7 @@ def _packed_rows(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         weights = ()
         if NORM != "":
             for turn in gl.static_range(TURNS):
-                at = _own(lane, gl.minimum(group + turn * WARPS, GROUPS - 1), COLUMNS, WHOLE)
+                at = own(lane, gl.minimum(group + turn * WARPS, GROUPS - 1), COLUMNS, WHOLE)
                 weights = weights + (load_pair(norm_weight + at, at, False),)
         if lap == 0:
             wait_for_last(OVERLAP)
@@ -709,25 +256,25 @@ def _packed_rows(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         raw = ()
         if NORM != "":
             for turn in gl.static_range(TURNS):
-                at = _own(lane, gl.minimum(group + turn * WARPS, GROUPS - 1), COLUMNS, WHOLE)
+                at = own(lane, gl.minimum(group + turn * WARPS, GROUPS - 1), COLUMNS, WHOLE)
                 raw = raw + (load_input_pair(x + at),)
         else:
-            ahead = _read(inputs, gl.minimum(group, GROUPS - 1) * 128, COLUMNS, ROW_TILES, WHOLE)
+            ahead = read(inputs, gl.minimum(group, GROUPS - 1) * 128, COLUMNS, ROW_TILES, WHOLE)
         for turn in gl.static_range(TURNS):
             if NORM != "":
                 first = normed(raw[turn][0], weights[turn][0], scale, NORM)
-                values = _spread((first, normed(raw[turn][1], weights[turn][1], scale, NORM)), lane)
+                values = spread((first, normed(raw[turn][1], weights[turn][1], scale, NORM)), lane)
             else:
                 values = ahead
                 column = gl.minimum(group + (turn + 1) * WARPS, GROUPS - 1) * 128
                 if ROW_TILES == 1 and turn + 1 < TURNS:
-                    ahead = _read(inputs, column, COLUMNS, ROW_TILES, WHOLE)
-            totals = _add(
+                    ahead = read(inputs, column, COLUMNS, ROW_TILES, WHOLE)
+            totals = add(
                 totals, stages[turn], values, nothing,
                 BITS, IS_FLOAT, TILES, ROW_TILES, BLOCKS, UNPACK, SCALE, PRODUCT,
             )  # fmt: skip
             if NORM == "" and ROW_TILES > 1 and turn + 1 < TURNS:
-                ahead = _read(inputs, column, COLUMNS, ROW_TILES, WHOLE)
+                ahead = read(inputs, column, COLUMNS, ROW_TILES, WHOLE)
             if turn + STAGES < TURNS:
                 stages = stages + (
                     ask(

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from ramify.gpu.kernels.overlap import launch_options, start_next, wait_for_last
-from ramify.gpu.kernels.packed_rows import ask, can_multiply, scale_of, scaled, stacked, texts_of, unpacked
+from ramify.gpu.kernels.packed_words import ask, can_multiply, scale_of, scaled, stacked, texts_of, unpacked
 from ramify.gpu.packed_parts import COLUMNS, PackedPart
 
 OUTPUTS = 128  # of a program

@@ -15,10 +15,16 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ramify.gpu.kernels.packed_rows import ask, can_multiply, scale_of, scaled, store_words, texts_of, unpacked
+from ramify.gpu.kernels.packed_words import ask, can_multiply, scale_of, scaled, texts_of, unpacked
 from ramify.gpu.packed_parts import COLUMNS, OUTPUTS, PackedPart
 
 WARPS = 4
+_STORE = gl.constexpr("""{
+.reg .pred p;
+setp.ne.b32 p, $6, 0;
+@p st.global.v4.b32 [$1], {$2, $3, $4, $5};
+mov.b32 $0, 0;
+}""")
 
 
 def unpack(part: PackedPart, first_tile: int, out: Tensor) -> None:
@@ -66,6 +72,12 @@ def write_out(part: PackedPart, first_tile: int, out: Tensor) -> None:
         ROUND=texts.round,
         num_warps=WARPS,
     )
+
+
+@gluon.jit
+def store_words(pointer, first, second, third, fourth, inside):  # type: ignore[no-untyped-def]
+    words = [pointer, first, second, third, fourth, inside]
+    gl.inline_asm_elementwise(_STORE, "=r,l,r,r,r,r,r", words, gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
