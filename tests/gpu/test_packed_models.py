@@ -48,7 +48,7 @@ def test_layers(name: str, dtype: str, device: torch.device, make_checkpoint: Ch
         "packed": load(folders[0], dtype, DevicePacking(device, number)),
         "rounded": load(folders[1], dtype, None),
     }  # fmt: skip
-    for rows in (1, 2, 8, 13, 40, 128, 200):
+    for rows in (1, 7, 13, 40, 200):
         token_ids, positions = torch.arange(rows, device=device) % 320, torch.arange(rows, device=device) % 64
         expected = exact.logits(exact.forward(token_ids, positions, lambda _, queries, *__: queries.flatten(1)))
         errors = {}
