@@ -32,10 +32,10 @@ PART_BYTES = 4.3e6  # a microsecond
 
 
 def form_for(dtype: torch.dtype, rows: int, part: PackedPart, *, is_paired: bool, can_split: bool) -> PackedForm | None:
-    """None: written out, and multiplied by cuBLAS. is_paired: gate and up by one kernel, of which tiles have none."""
+    """None: written out, and multiplied by cuBLAS. is_paired: gate and up by one kernel."""
     (outputs, columns), tiled = part.shape, can_multiply_tiles(dtype, part)
     if not can_multiply(dtype, part) or rows > MOST_BY_WARPS * (1 if tiled else 2):
-        return blocks_for(rows, outputs, columns, can_split=can_split) if tiled and not is_paired else None
+        return blocks_for(rows, outputs, columns, can_split=can_split) if tiled else None
     if is_paired:
         return tiles_for(rows, outputs // 2, columns, part.bits, is_paired=True, can_split=False)
     return tiles_for(rows, outputs, columns, part.bits, is_paired=False, can_split=can_split)

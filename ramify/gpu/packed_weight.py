@@ -14,7 +14,7 @@ from torch import Tensor
 from ramify.gpu.kernels.activation import silu_and_multiply
 from ramify.gpu.kernels.overlap import can_overlap
 from ramify.gpu.kernels.packed_rows import WarpTiles, packed_gate_up, packed_rows
-from ramify.gpu.kernels.packed_tiles import RowBlocks, packed_tiles
+from ramify.gpu.kernels.packed_tiles import RowBlocks, packed_gate_up_tiles, packed_tiles
 from ramify.gpu.kernels.parts import Parts
 from ramify.gpu.kernels.row_product import Norm
 from ramify.gpu.kernels.unpacked import unpack
@@ -64,6 +64,11 @@ class PackedWeight:
             packed_gate_up(x, self._whole, out, form, bias=bias, norm=own_norm, overlap=overlap)
             return
         x = stream.normed(norm)
+        if isinstance(form, RowBlocks):
+            assert self._whole is not None
+            bias, overlap = self._linear.bias, can_overlap(out.device)
+            packed_gate_up_tiles(self._ordered(x), self._whole, out, form, bias=bias, overlap=overlap)
+            return
         both = torch.empty(1, rows, 2 * inner, dtype=x.dtype, device=x.device)
         self._write(x, both, self._linear.bias)
         silu_and_multiply(both[0], out)

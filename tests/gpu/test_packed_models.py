@@ -18,7 +18,13 @@ from ramify.models.loader import ModelLoader
 from tests.conftest import CheckpointMaker
 from tests.quantised_folder import Scheme, write_quantised
 
-SHAPES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64, "vocab_size": 320}
+SHAPES: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "head_dim": 64,
+    "vocab_size": 320,
+}
 SCHEMES = {
     "gptq4": Scheme("gptq"),
     "gptq4-sym": Scheme("gptq", sym=True),

@@ -27,7 +27,7 @@ from ramify.gpu.kernels.following import follow
 from ramify.gpu.kernels.narrowing import Cuts, narrow
 from ramify.gpu.kernels.norm import add_rms_norm
 from ramify.gpu.kernels.packed_rows import packed_gate_up, packed_rows
-from ramify.gpu.kernels.packed_tiles import RowBlocks, packed_tiles
+from ramify.gpu.kernels.packed_tiles import RowBlocks, packed_gate_up_tiles, packed_tiles
 from ramify.gpu.kernels.parts import Parts
 from ramify.gpu.kernels.prefix_noise import add_prefix_noise
 from ramify.gpu.kernels.race import BlockScores, KeyWords, draw_tokens, keep_above, score_blocks
@@ -155,7 +155,9 @@ def products_of_few_bits(dtype: torch.dtype) -> None:
         unpack(part, 0, torch.zeros(outputs, hidden, dtype=dtype))
         write_out(part, 0, torch.zeros(outputs, hidden, dtype=dtype))
         for blocks in (RowBlocks(64, 2), RowBlocks(256)):
-            packed_tiles(torch.zeros(300, hidden, dtype=dtype), part, torch.zeros(blocks.splits, 300, outputs), blocks)
+            x = torch.zeros(300, hidden, dtype=dtype)
+            packed_tiles(x, part, torch.zeros(blocks.splits, 300, outputs), blocks)
+        packed_gate_up_tiles(x, part, torch.zeros(300, outputs // 2, dtype=dtype), blocks)
         for rows in (1, 8, 16, 128) if name == "INT4x128" else (1, 32):
             x, bias = torch.zeros(rows, hidden, dtype=dtype), torch.zeros(outputs, dtype=dtype)
             norm = Norm(torch.zeros(hidden, dtype=dtype), 1e-6) if rows == 1 else None

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.gpu.kernels.packed_rows import WarpTiles, packed_gate_up, packed_rows
-from ramify.gpu.kernels.packed_tiles import RowBlocks, can_multiply_tiles, packed_tiles
+from ramify.gpu.kernels.packed_tiles import RowBlocks, can_multiply_tiles, packed_gate_up_tiles, packed_tiles
 from ramify.gpu.kernels.packed_words import can_multiply
 from ramify.gpu.kernels.row_product import Norm
 from ramify.gpu.kernels.unpacked import write_out
@@ -117,6 +117,27 @@ def test_gate_and_up(device: torch.device, dtype: torch.dtype, name: str, rows: 
     gate, up = product.to(dtype).double().chunk(2, dim=1)
     out = torch.full((rows, 48), torch.nan, device=device, dtype=dtype)
     packed_gate_up(x, part, out, tiles, bias=bias, norm=norm)
+    check(out, F.silu(gate).to(dtype).double() * up)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("rows", "inner", "blocks"), [(70, 48, RowBlocks(64)), (130, 144, RowBlocks(256))])
+def test_tiles_of_gate_and_up(
+    device: torch.device, dtype: torch.dtype, rows: int, inner: int, blocks: RowBlocks, has_bias: bool
+) -> None:
+    torch.manual_seed(rows)
+    part = packed("INT4x128", 2 * inner, 256, device)
+    if device.type == "cuda" and not can_multiply_tiles(dtype, part):
+        pytest.skip("for Hopper's matrix units")
+    x = torch.randn(rows, 256, device=device).to(dtype)
+    bias = torch.randn(2 * inner, device=device).to(dtype) if has_bias else None
+    product = x.double() @ dequantised(part).to(dtype).double().t()
+    if bias is not None:
+        product += bias.double()
+    gate, up = product.to(dtype).double().chunk(2, dim=1)
+    out = torch.full((rows, inner), torch.nan, device=device, dtype=dtype)
+    packed_gate_up_tiles(x, part, out, blocks, bias=bias)
     check(out, F.silu(gate).to(dtype).double() * up)
 
 

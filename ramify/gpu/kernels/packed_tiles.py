@@ -60,21 +60,46 @@ def packed_tiles(
     Several splits are float32, and whoever reads them adds them up. One may be of any precision, and have the bias
     (outputs,) in it already.
     """
+    assert out.shape[0] == blocks.splits, "one part a split"
+    assert blocks.splits == 1 or bias is None, "parts are added up by their reader"
+    _launch(x, part, out, blocks, part.shape[0], first_output, bias, is_paired=False, overlap=overlap)
+
+
+def packed_gate_up_tiles(
+    x: Tensor, part: PackedPart, out: Tensor, blocks: RowBlocks, *, bias: Tensor | None = None, overlap: bool = False
+) -> None:
+    """x (rows, columns), a part of gate and up, gate first -> out (rows, inner): silu(gate) * up."""
+    assert part.shape[0] == 2 * out.shape[1], "gate and up are of one size"
+    assert blocks.splits == 1, "silu needs the whole sum"
+    _launch(x, part, out[None], blocks, out.shape[1], 0, bias, is_paired=True, overlap=overlap)
+
+
+def _launch(
+    x: Tensor,
+    part: PackedPart,
+    out: Tensor,
+    blocks: RowBlocks,
+    outputs: int,
+    first_output: int,
+    bias: Tensor | None,
+    *,
+    is_paired: bool,
+    overlap: bool,
+) -> None:
     (rows, columns), texts = x.shape, texts_of(part, x.dtype)
     assert columns == part.shape[1], "x has the weight's columns"
     assert x.is_contiguous(), "rows of x lie one after the other"
     assert out.is_contiguous(), "and those of the product"
-    assert out.shape[0] == blocks.splits, "one part a split"
-    assert blocks.splits == 1 or bias is None, "parts are added up by their reader"
     row_tiles = triton.cdiv(rows, blocks.rows)
-    _packed_tiles[(triton.cdiv(part.shape[0], OUTPUTS) * row_tiles, blocks.splits)](
+    own = OUTPUTS // 2 if is_paired else OUTPUTS
+    _packed_tiles[(triton.cdiv(outputs, own) * row_tiles, blocks.splits)](
         x,
         part.numbers,
         part.scales,
         x if bias is None else bias,
         out,
         rows,
-        part.shape[0],
+        outputs,
         out.shape[2],
         first_output,
         row_tiles,
@@ -85,6 +110,7 @@ def packed_tiles(
         IS_FLOAT=part.is_float,
         BLOCKS=part.blocks,
         HAS_BIAS=bias is not None,
+        PAIRED=is_paired,
         UNIT=texts.unit,
         UNPACK=texts.unpack,
         SCALE=texts.scale,
@@ -148,6 +174,7 @@ def _packed_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     IS_FLOAT: gl.constexpr,
     BLOCKS: gl.constexpr,
     HAS_BIAS: gl.constexpr,
+    PAIRED: gl.constexpr,
     UNIT: gl.constexpr,
     UNPACK: gl.constexpr,
     SCALE: gl.constexpr,
@@ -170,7 +197,12 @@ def _packed_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0915
 
     thread = gl.arange(0, 32 * WARPS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
     lane = thread % 32
-    tile = gl.minimum(block * WARPS + thread // 32, (outputs + 15) // 16 - 1).to(gl.int64)
+    num_tiles = (outputs + 15) // 16
+    if PAIRED:  # gate by the first half of the warps, up by the second
+        tile = gl.minimum(block * (WARPS // 2) + thread // 32 % (WARPS // 2), num_tiles - 1)
+        tile = (tile + thread // (16 * WARPS) * num_tiles).to(gl.int64)
+    else:
+        tile = gl.minimum(block * WARPS + thread // 32, num_tiles - 1).to(gl.int64)
     tile_numbers = (numbers + tile * GROUPS * (CHUNKS * 128) + lane * 4,)
     tile_scales = (scales + tile * GROUPS * (BLOCKS * 16) + lane // 4 * 2,)
     words = ask(tile_numbers, tile_scales, first_group, end, True, 1, CHUNKS, BLOCKS)
@@ -199,7 +231,7 @@ def _packed_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         async_copy.wait_group(0)
         fence_async_shared()
         first = warpgroup_mma(weights.index(now), inputs.index(now).permute((1, 0)), sums, is_async=True)
-        both = warpgroup_mma(weights.index(now + 1), inputs.index(now + 1).permute((1, 0)), first, is_async=True)
+        last = warpgroup_mma(weights.index(now + 1), inputs.index(now + 1).permute((1, 0)), first, is_async=True)
         ahead = gl.minimum(group + 1, GROUPS - 1) * 128
         for half in gl.static_range(2):
             async_copy.async_copy_global_to_shared(inputs.index(2 - now + half), source + ahead + half * 64)
@@ -208,16 +240,28 @@ def _packed_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0915
             made = _weights_of(words, half, BITS, IS_FLOAT, BLOCKS, UNIT, UNPACK, SCALE, ROUND)
             weight_words.index(2 - now + half).store(made)
         words = ask(tile_numbers, tile_scales, group + 2, end, True, 1, CHUNKS, BLOCKS)
-        sums = warpgroup_mma_wait(0, deps=[both])
+        sums = warpgroup_mma_wait(0, deps=[last])
     async_copy.wait_group(0)
 
     number: gl.constexpr = out.dtype.element_ty
-    output = block * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, summed))
+    OWN: gl.constexpr = OUTPUTS // 2 if PAIRED else OUTPUTS
     if HAS_BIAS:
-        sums += gl.load(bias + gl.minimum(output, outputs - 1)).to(gl.float32)[:, None]
-    written: gl.constexpr = gl.BlockedLayout([8, 1], [16, 2], [1, WARPS], [0, 1])
-    values = gl.convert_layout(sums.to(number), written)
-    output = block * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, written))
+        place = gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, summed))
+        output = gl.minimum(block * OWN + place % OWN, outputs - 1) + place // OWN * outputs
+        sums += gl.load(bias + output).to(gl.float32)[:, None]
+    if PAIRED:
+        both: gl.constexpr = gl.BlockedLayout([8, 1, 2], [8, 4, 1], [1, WARPS, 1], [2, 0, 1])
+        pairs = sums.to(number).reshape([2, OWN, ROWS]).permute((1, 2, 0))
+        gate, up = gl.split(gl.convert_layout(pairs, both))
+        # Rounded where torch's own operators round.
+        wide = gate.to(gl.float32)
+        values = ((wide / (1.0 + gl.exp(-wide))).to(number).to(gl.float32) * up.to(gl.float32)).to(number)
+        written: gl.constexpr = gl.SliceLayout(2, both)
+        values = gl.convert_layout(values, written)
+    else:
+        written: gl.constexpr = gl.BlockedLayout([8, 1], [16, 2], [1, WARPS], [0, 1])
+        values = gl.convert_layout(sums.to(number), written)
+    output = block * OWN + gl.arange(0, OWN, layout=gl.SliceLayout(1, written))
     row = first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(0, written))
     target = out + ((split * rows + row).to(gl.int64) * all_outputs + first_output)[None, :] + output[:, None]
     gl.store(target, values, mask=(output < outputs)[:, None] & (row < rows)[None, :])
