@@ -249,18 +249,18 @@ def _packed_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         place = gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, summed))
         output = gl.minimum(block * OWN + place % OWN, outputs - 1) + place // OWN * outputs
         sums += gl.load(bias + output).to(gl.float32)[:, None]
+    both: gl.constexpr = gl.BlockedLayout([8, 1, 2], [8, 4, 1], [1, WARPS, 1], [2, 0, 1])
+    plain: gl.constexpr = gl.BlockedLayout([8, 1], [16, 2], [1, WARPS], [0, 1])
+    written: gl.constexpr = gl.SliceLayout(2, both) if PAIRED else plain
     if PAIRED:
-        both: gl.constexpr = gl.BlockedLayout([8, 1, 2], [8, 4, 1], [1, WARPS, 1], [2, 0, 1])
         pairs = sums.to(number).reshape([2, OWN, ROWS]).permute((1, 2, 0))
         gate, up = gl.split(gl.convert_layout(pairs, both))
         # Rounded where torch's own operators round.
         wide = gate.to(gl.float32)
         values = ((wide / (1.0 + gl.exp(-wide))).to(number).to(gl.float32) * up.to(gl.float32)).to(number)
-        written: gl.constexpr = gl.SliceLayout(2, both)
-        values = gl.convert_layout(values, written)
     else:
-        written: gl.constexpr = gl.BlockedLayout([8, 1], [16, 2], [1, WARPS], [0, 1])
-        values = gl.convert_layout(sums.to(number), written)
+        values = sums.to(number)
+    values = gl.convert_layout(values, written)
     output = block * OWN + gl.arange(0, OWN, layout=gl.SliceLayout(1, written))
     row = first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(0, written))
     target = out + ((split * rows + row).to(gl.int64) * all_outputs + first_output)[None, :] + output[:, None]
