@@ -1,7 +1,8 @@
 """In which form a packed weight multiplies so many rows: by the shapes alone, so that runs repeat.
 
-As they came out on an H200; what a rule may know of the chip is its number of processors, and by rule another chip gets
-the same cuts.
+Few rows are multiplied by warps, more by tiles, and many by cuBLAS after the weight was written out: whichever should
+take the least time, guessed from what an H200 took for the products of a 3B shape. Another chip's numbers are others,
+but they stand in about the same relation to each other.
 """
 
 from __future__ import annotations
@@ -18,61 +19,73 @@ from ramify.gpu.product_forms import MOST_SPLITS, PROCESSORS
 PackedForm = WarpTiles | RowBlocks
 
 FEW_ROWS = 8  # one tile of a matrix instruction
-MOST_BY_WARPS = 64  # rows, where tiles can multiply more; elsewhere twice as many
 WARPS = 12  # that a processor should have, of one program or of several: more to wait for memory with
+AT_ONCE = 3  # programs of four warps and four tiles that a processor holds
 FEWEST_WARPS, MOST_WARPS = 4, 16
 WORDS_AHEAD = 80  # registers for what is on its way
+ROW_BLOCKS = {64: 1.5, 128: 1.5, 256: 2.05}  # microseconds that a program of so many rows takes for 128 columns
 
-# Of tiles, in microseconds.
-STEP = 0.09  # of 128 columns, beside
-ROW_STEP = 0.0046  # for each row; the matrix units need as much
-LEAST_STEP = 0.37  # to unpack a step's weights
-STEADY = 3.0  # to begin and to end
-PART_BYTES = 4.3e6  # a microsecond
+# Microseconds.
+WARPS_STEADY, TILES_STEADY, VENDOR_STEADY = 2.0, 3.0, 6.0
+PASS = {4: 0.335e-6, 8: 0.49e-6}  # by warps, for a weight and up to MOST_ROWS rows
+SHORT_PASS = {4: 0.25e-6, 8: 0.36e-6}  # up to half as many
+WRITE = 0.8e-6  # to write a weight out
+READ = 0.476e-6  # to read it again
+MULTIPLY = 2 / 750e6  # for a weight and a row
+PART = 8 / 4.3e6  # to write a number of float32 and read it again
 
 
 def form_for(dtype: torch.dtype, rows: int, part: PackedPart, *, is_paired: bool, can_split: bool) -> PackedForm | None:
     """None: written out, and multiplied by cuBLAS. is_paired: gate and up by one kernel."""
-    (outputs, columns), tiled = part.shape, can_multiply_tiles(dtype, part)
-    if not can_multiply(dtype, part) or rows > MOST_BY_WARPS * (1 if tiled else 2):
-        return blocks_for(rows, outputs, columns, can_split=can_split) if tiled else None
-    if is_paired:
-        return tiles_for(rows, outputs // 2, columns, part.bits, is_paired=True, can_split=False)
-    return tiles_for(rows, outputs, columns, part.bits, is_paired=False, can_split=can_split)
+    if not can_multiply(dtype, part):
+        return None
+    (outputs, columns), can_split = part.shape, can_split and not is_paired
+    weights, passes = outputs * columns, -(-rows // MOST_ROWS)
+    by_warps = WARPS_STEADY + passes * (SHORT_PASS if 2 * rows <= MOST_ROWS else PASS)[part.bits] * weights
+    by_vendor = VENDOR_STEADY + weights * (WRITE + max(READ, MULTIPLY * rows))
+    by_tiles, blocks = float("inf"), None
+    if can_multiply_tiles(dtype, part):
+        by_tiles, blocks = blocks_for(rows, outputs, columns, can_split=can_split)
+    if by_warps <= min(by_vendor, by_tiles):
+        own = outputs // 2 if is_paired else outputs
+        return tiles_for(rows, own, columns, part.bits, is_paired=is_paired, can_split=can_split)
+    return blocks if by_tiles <= by_vendor else None
 
 
 def tiles_for(rows: int, outputs: int, columns: int, bits: int, *, is_paired: bool, can_split: bool) -> WarpTiles:
     """outputs: of gate and up, those of one."""
-    tiles = (1 if rows <= FEW_ROWS else 2) * (2 if is_paired else 1)
-    if rows > 2 * FEW_ROWS:
-        tiles = 4
-    own = tiles // 2 if is_paired else tiles
-    programs = -(-outputs // (OUTPUTS * own)) * -(-rows // MOST_ROWS)
-    groups = -(-columns // COLUMNS)
-    splits = 1
-    if can_split and rows > FEW_ROWS:
+    blocks, groups, passes = -(-outputs // OUTPUTS), -(-columns // COLUMNS), -(-rows // MOST_ROWS)
+    is_few, most, splits = rows <= FEW_ROWS, MOST_WARPS if rows <= FEW_ROWS else MOST_WARPS // 2, 1
+    if is_paired:
+        tiles = 2
+        if rows == 1 and bits == 4 and -(-blocks // 2) <= AT_ONCE * PROCESSORS < blocks:
+            tiles, most = 4, FEWEST_WARPS  # all programs at once
+    else:
+        tiles = 1 if is_few else 4 if columns > 2 * outputs or rows > 2 * FEW_ROWS else 2
+    programs = -(-2 * blocks // tiles) if is_paired else -(-blocks // tiles)
+    if can_split and not is_few:
         while splits < MOST_SPLITS and 3 * programs * splits <= 2 * PROCESSORS and groups >= 2 * splits * FEWEST_WARPS:
             splits *= 2
-    most = MOST_WARPS if rows <= FEW_ROWS else MOST_WARPS // 2
-    warps = FEWEST_WARPS
-    while warps < most and programs * splits * warps < PROCESSORS * WARPS and 2 * warps * splits <= groups:
+    # Of 8 bits fewer fit into registers, so more warps have fewer each.
+    warps = 2 * FEWEST_WARPS if bits == 8 and is_paired and not is_few and groups >= 4 * FEWEST_WARPS else FEWEST_WARPS
+    while warps < most and programs * passes * splits * warps < PROCESSORS * WARPS and 4 * warps * splits <= groups:
         warps *= 2
-    stages = max(1, min(4, WORDS_AHEAD // (tiles * (2 * bits + 2)))) if rows <= FEW_ROWS else 2
-    return WarpTiles(tiles, warps, stages, splits)
+    ahead = WORDS_AHEAD // (tiles * (2 * bits + 2))
+    return WarpTiles(tiles, warps, max(2, min(4, ahead)) if is_few else 8 // bits, splits)
 
 
-def blocks_for(rows: int, outputs: int, columns: int, *, can_split: bool) -> RowBlocks:
-    """What should take the least time, waves of programs over the processors counted."""
+def blocks_for(rows: int, outputs: int, columns: int, *, can_split: bool) -> tuple[float, RowBlocks]:
+    """What should take the least time, and that; waves of programs over the processors counted."""
     groups, best, least = columns // COLUMNS, RowBlocks(64), float("inf")
-    for row_tile in (64, 128, 256):
+    for row_tile, step in ROW_BLOCKS.items():
         splits = 1
         while splits <= (MOST_SPLITS if can_split else 1) and splits <= groups:
             programs = -(-outputs // TILED_OUTPUTS) * -(-rows // row_tile) * splits
-            step = STEP + max(ROW_STEP * row_tile, LEAST_STEP)
-            time = -(-programs // PROCESSORS) * (STEADY + -(-groups // splits) * step)
+            at_once = PROCESSORS * (2 if row_tile == 64 else 1)
+            time = -(-programs // at_once) * (TILES_STEADY + -(-groups // splits) * step)
             if splits > 1:
-                time += 8 * splits * rows * outputs / PART_BYTES
-            if time < least:
+                time += PART * splits * rows * outputs
+            if time <= least:
                 best, least = RowBlocks(row_tile, splits), time
             splits *= 2
-    return best
+    return least, best

@@ -34,7 +34,7 @@ SCHEMES = {
     "awq": Scheme("awq"),
     "fp8": Scheme("fp8"),
 }
-PROMPTS = [[5, 6, 7], list(range(10, 60)), list(range(10, 200)), [9]]
+PROMPTS = [[5, 6, 7], list(range(10, 60)), list(range(10, 200)), *([token] for token in range(40, 300, 20))]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -207,10 +207,12 @@ def _packed_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     tile_scales = (scales + tile * GROUPS * (BLOCKS * 16) + lane // 4 * 2,)
     words = ask(tile_numbers, tile_scales, first_group, end, True, 1, CHUNKS, BLOCKS)
 
-    # Two tiles of 64 columns are in use, two are being made.
+    # Of the weights two tiles of 64 columns are in use and two are being made. Of the rows more are on their way where
+    # shared memory has room; two programs of 64 rows fit on a processor.
+    STAGES: gl.constexpr = 3 if ROWS == 128 else 2
     weights = gl.allocate_shared_memory(dtype, [4, OUTPUTS, 64], gl.NVMMASharedLayout(128, 16, 2))
     weight_words = weights._reinterpret(gl.int32, [4, OUTPUTS, 32], gl.NVMMASharedLayout(128, 32, 2))
-    inputs = gl.allocate_shared_memory(dtype, [4, ROWS, 64], gl.NVMMASharedLayout(128, 16, 2))
+    inputs = gl.allocate_shared_memory(dtype, [2 * STAGES, ROWS, 64], gl.NVMMASharedLayout(128, 16, 2))
     copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
     row = gl.minimum(first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, copied)), rows - 1)
     lanes = gl.arange(0, 64, layout=gl.SliceLayout(0, copied))
@@ -218,28 +220,36 @@ def _packed_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     for half in gl.static_range(2):
         made = _weights_of(words, half, BITS, IS_FLOAT, BLOCKS, UNIT, UNPACK, SCALE, ROUND)
         weight_words.index(half).store(made)
+    # Asked for two turns ahead: a turn is shorter than the way from memory.
     words = ask(tile_numbers, tile_scales, first_group + 1, end, True, 1, CHUNKS, BLOCKS)
+    later = ask(tile_numbers, tile_scales, first_group + 2, end, True, 1, CHUNKS, BLOCKS)
     wait_for_last(OVERLAP)
-    for half in gl.static_range(2):
-        async_copy.async_copy_global_to_shared(inputs.index(half), source + first_group * 128 + half * 64)
-    async_copy.commit_group()
+    for stage in gl.static_range(STAGES - 1):
+        column = gl.minimum(first_group + stage, GROUPS - 1) * 128
+        for half in gl.static_range(2):
+            async_copy.async_copy_global_to_shared(inputs.index(2 * stage + half), source + column + half * 64)
+        async_copy.commit_group()
 
     summed: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, ROWS, 16])
     sums = gl.zeros([OUTPUTS, ROWS], gl.float32, layout=summed)
     for group in range(first_group, end):
         now = (group - first_group) % 2 * 2
-        async_copy.wait_group(0)
-        fence_async_shared()
-        first = warpgroup_mma(weights.index(now), inputs.index(now).permute((1, 0)), sums, is_async=True)
-        last = warpgroup_mma(weights.index(now + 1), inputs.index(now + 1).permute((1, 0)), first, is_async=True)
-        ahead = gl.minimum(group + 1, GROUPS - 1) * 128
+        own = (group - first_group) % STAGES * 2
+        async_copy.wait_group(STAGES - 2)
+        fence_async_shared()  # what a thread wrote the matrix units see after its fence, and after all threads' fences
+        gl.thread_barrier()
+        first = warpgroup_mma(weights.index(now), inputs.index(own).permute((1, 0)), sums, is_async=True)
+        last = warpgroup_mma(weights.index(now + 1), inputs.index(own + 1).permute((1, 0)), first, is_async=True)
+        column = gl.minimum(group + STAGES - 1, GROUPS - 1) * 128
+        free = (group - first_group + STAGES - 1) % STAGES * 2
         for half in gl.static_range(2):
-            async_copy.async_copy_global_to_shared(inputs.index(2 - now + half), source + ahead + half * 64)
+            async_copy.async_copy_global_to_shared(inputs.index(free + half), source + column + half * 64)
         async_copy.commit_group()
         for half in gl.static_range(2):
             made = _weights_of(words, half, BITS, IS_FLOAT, BLOCKS, UNIT, UNPACK, SCALE, ROUND)
             weight_words.index(2 - now + half).store(made)
-        words = ask(tile_numbers, tile_scales, group + 2, end, True, 1, CHUNKS, BLOCKS)
+        words = later
+        later = ask(tile_numbers, tile_scales, group + 3, end, True, 1, CHUNKS, BLOCKS)
         sums = warpgroup_mma_wait(0, deps=[last])
     async_copy.wait_group(0)
 
