@@ -46,11 +46,11 @@ class PackedWeight:
         if whole is not None and self._order is None and stream.num_rows == 1:
             form = form_for(norm.weight.dtype, 1, whole, is_paired=False, can_split=False)
             if isinstance(form, WarpTiles):
-                x = stream.values
-                out, overlap = x.new_empty(1, 1, whole.shape[0]), can_overlap(x.device)
-                packed_rows(x, whole, out, form, bias=self._linear.bias, norm=norm, overlap=overlap)
+                out = stream.values.new_empty(1, 1, whole.shape[0])
+                bias, overlap = self._linear.bias, stream.overlap
+                packed_rows(stream.values, whole, out, form, bias=bias, norm=norm, overlap=overlap)
                 return Parts(out)
-        return self._product(stream.normed(norm))
+        return self._product(stream.normed(norm), overlap=stream.overlap)
 
     def gated_from_stream(self, stream: Stream, norm: Norm, out: Tensor) -> None:
         (rows, inner), form = out.shape, None
@@ -60,17 +60,17 @@ class PackedWeight:
             assert self._whole is not None
             own_norm = norm if rows == 1 and self._order is None else None
             x = self._ordered(stream.normed(norm)) if own_norm is None else stream.values
-            bias, overlap = self._linear.bias, can_overlap(out.device)
+            bias, overlap = self._linear.bias, stream.overlap
             packed_gate_up(x, self._whole, out, form, bias=bias, norm=own_norm, overlap=overlap)
             return
         x = stream.normed(norm)
         if isinstance(form, RowBlocks):
             assert self._whole is not None
-            bias, overlap = self._linear.bias, can_overlap(out.device)
+            bias, overlap = self._linear.bias, stream.overlap
             packed_gate_up_tiles(self._ordered(x), self._whole, out, form, bias=bias, overlap=overlap)
             return
         both = torch.empty(1, rows, 2 * inner, dtype=x.dtype, device=x.device)
-        self._write(x, both, self._linear.bias)
+        self._write(x, both, self._linear.bias, overlap=stream.overlap)
         silu_and_multiply(both[0], out)
 
     def into_stream(self, x: Tensor, stream: Stream) -> None:
@@ -78,15 +78,14 @@ class PackedWeight:
             form = form_for(x.dtype, 1, self._whole, is_paired=False, can_split=False)
             if isinstance(form, WarpTiles):
                 out, bias = stream.values[None], self._linear.bias
-                overlap = can_overlap(x.device)
-                packed_rows(self._ordered(x), self._whole, out, form, bias=bias, adds=True, overlap=overlap)
+                packed_rows(self._ordered(x), self._whole, out, form, bias=bias, adds=True, overlap=stream.overlap)
                 return
-        stream.add(self._product(x))
+        stream.add(self._product(x, overlap=stream.overlap))
 
     def logits(self, x: Tensor, out: Tensor) -> None:
-        self._write(x, out[None], None)
+        self._write(x, out[None], None, overlap=can_overlap(x.device))
 
-    def _product(self, x: Tensor) -> Parts:
+    def _product(self, x: Tensor, *, overlap: bool) -> Parts:
         """(T, columns) -> parts of (T, outputs)."""
         rows, outputs = x.shape[0], self._linear.weight.shape[0]
         form = None
@@ -94,15 +93,15 @@ class PackedWeight:
             form = form_for(x.dtype, rows, self._whole, is_paired=False, can_split=True)
         if form is None or form.splits == 1:  # rounded once, here, as its reader would
             out = x.new_empty(1, rows, outputs)
-            self._write(x, out, self._linear.bias)
+            self._write(x, out, self._linear.bias, overlap=overlap)
             return Parts(out)
         values = torch.empty(form.splits, rows, outputs, dtype=torch.float32, device=x.device)
-        self._write(x, values, None)
+        self._write(x, values, None, overlap=overlap)
         return Parts(values, self._linear.bias)
 
-    def _write(self, x: Tensor, out: Tensor, bias: Tensor | None) -> None:
+    def _write(self, x: Tensor, out: Tensor, bias: Tensor | None, *, overlap: bool) -> None:
         """x (T, columns) -> out (splits, T, outputs)."""
-        ordered, overlap = self._ordered(x), can_overlap(x.device)
+        ordered = self._ordered(x)
         for first, part in self._parts:
             rows = slice(first, first + part.shape[0])
             own_bias = None if bias is None else bias[rows]
