@@ -2,24 +2,21 @@
 
     python bench/speculation.py texts      the default model by processor time: plain, ngram and suffix
     python bench/speculation.py table      how many of its tokens are drawn where it drafts for itself
-    python bench/speculation.py imposed [--acceptance 0 0.5 0.85 1] [--workload optimal32]
+    python bench/speculation.py imposed [--acceptance 0 0.5 0.85 1] [--workload optimal32] [--parts 1 3]
 
-`imposed` is for a GPU. Random weights agree on nothing, so the student makes its passes, and then the drafts are right
-as often as is asked; beside it are the same tokens without drafts. --rehearse runs it with tiny models, on a CPU too:
-its figures mean nothing. Every run compares the tokens. The last line is JSON; --save appends it to a file.
+`imposed` is for a GPU (bench/imposed.py): drafts are right as often as is asked, beside the same requests without.
+`--parts` tells what each part of a step takes with drafts of each length. --rehearse runs it with tiny models, on a CPU
+too: its figures mean nothing. `texts` compares the tokens. The last line is JSON; --save appends it to a file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
@@ -28,13 +25,12 @@ from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from gpu import engine  # type: ignore[import-not-found]
 from gpu_workloads import WORKLOADS  # type: ignore[import-not-found]
+from imposed import imposed  # type: ignore[import-not-found]
 from machine import commit, machine_name  # type: ignore[import-not-found]
 
 from ramify import LLM, OptimalSampling, SamplingParams
 from ramify.engine.core import EngineCore
-from ramify.engine.drafting.drafter import Drafter, Wanted
 from ramify.engine.drafting.pace import MOST, Pace
 from ramify.engine.drafting.speculation import Speculation
 from ramify.engine.sequence import Sequence as Growing
@@ -62,70 +58,9 @@ QUESTIONS = (
 )
 
 
-class Imposed:
-    """Drafts as another does, in its time, and then tells the truth as often as it is told to."""
-
-    def __init__(self, drafter: Drafter, truths: dict[tuple[int, ...], tuple[int, ...]], acceptance: float) -> None:
-        self._drafter = drafter
-        self._truths = truths  # outputs by prompts
-        self._acceptance = acceptance
-        self._chance = random.Random(0)
-        self.cost = drafter.cost
-        self.forget, self.end, self.reset = drafter.forget, drafter.end, drafter.reset
-
-    def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
-        drafts = self._drafter.draft(wanted)
-        return [self._told(each.sequence, drafted) for each, drafted in zip(wanted, drafts, strict=True)]
-
-    def _told(self, sequence: Growing, drafted: list[int]) -> list[int]:
-        truth = self._truths[tuple(sequence.prompt_token_ids)][len(sequence.output_token_ids) :]
-        return [
-            right if self._chance.random() < self._acceptance else right ^ 1
-            for right, _ in zip(truth, drafted, strict=False)
-        ]
-
-
 def speculation_of(core: EngineCore) -> Speculation:
     assert core.scheduler.speculation is not None
     return core.scheduler.speculation
-
-
-def imposed(workload_name: str, acceptances: Sequence[float], *, rehearse: bool, repeats: int) -> dict[str, float]:
-    workload = WORKLOADS[workload_name]
-    workload = workload.rehearsed() if rehearse else workload
-    prompts, _ = workload.requests()
-    options = {**workload.params, "max_tokens": workload.outputs[0], "ignore_eos": True, "detokenize": False, "seed": 1}
-    with tempfile.TemporaryDirectory() as folder:
-        both = engine(workload.model, Path(folder), rehearse=rehearse, speculation="student")
-    speculation = speculation_of(both.core)
-    student = speculation.drafter
-    if rehearse:
-        speculation.most_rows = None  # however many there are on a CPU: what is drafted is looked at, not the speed
-
-    def run(**changes: Any) -> tuple[float, list[list[int]]]:
-        both.reset_prefix_cache()
-        start = time.perf_counter()
-        with patch.object(Pace, "length", return_value=3) if rehearse else nullcontext():
-            outputs = both.generate(prompts, use_tqdm=False, **options, **changes)
-        return sum(outputs.num_tokens) / (time.perf_counter() - start), outputs.generated_ids
-
-    plain, expected = max(run(speculate=False) for _ in range(repeats))
-    truths = {tuple(prompt): tuple(ids) for prompt, ids in zip(prompts, expected, strict=True)}
-    print(f"{workload.name}: {plain:,.0f} tok/s without drafts")
-    results = {"plain": plain}
-    for acceptance in acceptances:
-        speculation.drafter = Imposed(student, truths, acceptance)
-        before = both.stats()["engine"]
-        speed, told = max(run() for _ in range(repeats))
-        after = both.stats()["engine"]
-        drafted, drawn = (after[name] - before[name] for name in ("drafted_tokens", "accepted_tokens"))
-        same = sum(one == other for one, other in zip(told, expected, strict=True))
-        print(
-            f"  acceptance {acceptance:4}: {speed:,.0f} tok/s, {speed / plain:.2f} times; {drawn:,} of {drafted:,} "
-            f"drafted tokens were drawn; {same} of {len(told)} outputs are the same"
-        )
-        results[str(acceptance)] = speed
-    return results
 
 
 def texts(names: Sequence[str], repeats: int) -> dict[str, float]:
@@ -214,6 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--prompts", nargs="+", default=list(PROMPTS), choices=list(PROMPTS), help="for texts")
     parser.add_argument("--tokens", type=int, default=96, help="of each output, for the table")
+    parser.add_argument(
+        "--parts", type=int, nargs="+", default=[], help="what each part of a step takes with drafts of these lengths"
+    )
     parser.add_argument("--rehearse", action="store_true", help="tiny models, on whatever there is")
     parser.add_argument("--save", type=Path, help="append the last line to this file")
     options = parser.parse_args(arguments)
@@ -225,7 +163,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif options.what == "table":
         results = table(options.tokens)
     else:
-        results = imposed(options.workload, options.acceptance, rehearse=options.rehearse, repeats=options.repeats)
+        results = imposed(
+            options.workload,
+            options.acceptance,
+            rehearse=options.rehearse,
+            repeats=options.repeats,
+            parts=options.parts,
+        )
     line = json.dumps({"speculation": options.what, **results, "machine": machine_name(), "commit": commit()})
     print(line)
     if options.save is not None and not options.rehearse:

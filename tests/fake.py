@@ -26,10 +26,12 @@ from ramify.device.layers import Batch
 from ramify.device.reads import Reads, SharingRule
 from ramify.device.sampler_kernels import SamplerKernels
 from ramify.device.step import Capture, DeviceStep
+from ramify.drive.student_drafter import StudentDrafter
 from ramify.engine.blocks import BlockManager
 from ramify.engine.core import EngineCore
 from ramify.engine.drafting.drafter import Drafter
 from ramify.engine.drafting.speculation import Speculation
+from ramify.engine.drafting.together import Together
 from ramify.engine.plan import BlockCopy, Plan, Ticket, Work
 from ramify.engine.scheduler import Scheduler
 from ramify.engine.sharing import Table
@@ -154,6 +156,7 @@ class FakeDevice(DeviceStep):
         mixer: Mixer | None = None,
         kernels: SamplerKernels | None = None,
         elsewhere: Mapping[int, Capture] | None = None,
+        drafting: SamplerKernels | None = None,
     ) -> None:
         """elsewhere: models on a device other than the one that draws, and who captures them there."""
         elsewhere = elsewhere or {}
@@ -174,6 +177,7 @@ class FakeDevice(DeviceStep):
             captures=[elsewhere.get(model, "step") for model in range(num_models)],
             runs_ahead=runs_ahead,
             chooses=num_models == 1 and not elsewhere,
+            drafting=drafting,
         )
 
     def begin(self, plan: Plan) -> Callable[[], Ticket]:
@@ -216,40 +220,48 @@ def fake_engine(
     kernels: SamplerKernels | None = None,
     elsewhere: Mapping[int, Capture] | None = None,
     drafter: Drafter | None = None,
+    drafting: SamplerKernels | None = None,
     clock: Callable[[], float] = lambda: 0.0,
     make_text: Callable[[SamplingParams], TextStream] = lambda _params: TextStream(None),
 ) -> EngineCore:
+    managers = [
+        BlockManager(
+            num_blocks,
+            block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            num_host_blocks=num_host_blocks,
+        )
+        for _ in range(num_models)
+    ]
+    device = FakeDevice(
+        num_blocks,
+        block_size,
+        num_host_blocks,
+        logprobs_mode,
+        max_num_seqs=max_num_seqs,
+        runs_ahead=runs_ahead,
+        num_models=num_models,
+        mixer=mixer,
+        kernels=kernels,
+        elsewhere=elsewhere,
+        drafting=drafting,
+    )
+    speculation = None if drafter is None else Speculation(drafter, row_cost=0.01)
+    if drafting is not None:
+        student = StudentDrafter(device, managers[-1], cost=0.3, role=num_models - 1, max_model_len=max_model_len)
+        speculation = Together(student)
     scheduler = Scheduler(
-        [
-            BlockManager(
-                num_blocks,
-                block_size,
-                enable_prefix_caching=enable_prefix_caching,
-                num_host_blocks=num_host_blocks,
-            )
-            for _ in range(num_models)
-        ],
+        managers,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         enable_chunked_prefill=enable_chunked_prefill,
         max_model_len=max_model_len,
         preemption_mode=preemption_mode,
-        speculation=None if drafter is None else Speculation(drafter, row_cost=0.01),
+        speculation=speculation,
     )
     return EngineCore(
         scheduler,
-        FakeDevice(
-            num_blocks,
-            block_size,
-            num_host_blocks,
-            logprobs_mode,
-            max_num_seqs=max_num_seqs,
-            runs_ahead=runs_ahead,
-            num_models=num_models,
-            mixer=mixer,
-            kernels=kernels,
-            elsewhere=elsewhere,
-        ),
+        device,
         seed=seed,
         eos_token_ids=eos_token_ids,
         make_text=make_text,

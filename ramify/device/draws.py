@@ -109,6 +109,7 @@ class Draws:
         if kernels is not None:
             self.tokens = kernels.tokens
         self.last = LastDraws()
+        self.guesses = _NO_ROWS  # where the tokens are that were drafted for the next plan
         self.by_kernels = False  # whether they drew all of the last plan
         self.steady: Steady | None = None
         self._going_on: _GoingOn | None = None
@@ -126,6 +127,7 @@ class Draws:
         self.by_kernels = False
         self.steady = None
         self._going_on = None
+        self.guesses = _NO_ROWS
 
     def capture(self, count: int) -> None:
         """Draws of every kind for so many rows, from what the last step, a captured one, left; nobody reads them."""
@@ -218,7 +220,6 @@ class Draws:
             all(lane.leaves_logits for lane in self._lanes)
             and (self._has_prompts or num_rows == len(draws) * len(tracks))
             and all(len(set(track.rows.tolist())) == len(draws) for track in tracks)
-            and not any(draw.presumed for draw in draws)  # several draws of one chunk
         )
 
     @property
@@ -235,18 +236,19 @@ class Draws:
         if self._seats is None:
             sources = []
         else:
-            names = keys[tracks[0].model]
-            rows = np.array(self._seats.take([names[draw.rows[0].chunk] for draw in draws]), np.int64)
+            rows = np.array(self._seats.take(_names(draws, keys[tracks[0].model])), np.int64)
         slots = kernels.settle(draws)
         last_rows = self._lanes[0].last_rows(tracks[0].rows) if choice.waves > 1 else None
         self._rows.settle(draws, rows, padded(len(draws)), slots=slots, sources=sources, last_rows=last_rows)
         drawing_rows = [np.zeros(len(names), np.int64) for names in keys]
-        for number, track in enumerate(tracks):
-            drawing_rows[track.model][[draw.rows[number].chunk for draw in draws]] = rows
+        goes_on = not self._has_prompts
+        if goes_on:
+            for number, track in enumerate(tracks):
+                drawing_rows[track.model][[draw.rows[number].chunk for draw in draws]] = rows
         self._select(kernels, plan, choice, rows, tracks[0].rows)
         self.last = LastDraws(plan, rows)
         steady = Steady(keys, drawing_rows, rows, slots, choice, _following(draws))
-        self.steady = None if self._has_prompts else steady
+        self.steady = steady if goes_on else None
         return partial(self._replay, kernels, steady, draws)
 
     def _begin_going_on(
@@ -357,6 +359,13 @@ def _tell_grammars(
 def _looks_at_guesses(draw: Draw) -> bool:
     """Whether its controls depend on tokens that are only drafted: kernels count what they have drawn."""
     return draw.presumed > 0 and draw.demands.is_controlled
+
+
+def _names(draws: Sequence[Draw], keys: Sequence[str]) -> list[str]:
+    """Of the draws of two models, by the names of the teacher's chunks."""
+    return [
+        f"{keys[draw.rows[0].chunk]}+{draw.presumed}" if draw.presumed else keys[draw.rows[0].chunk] for draw in draws
+    ]
 
 
 def _some(

@@ -14,7 +14,7 @@ import torch
 
 from ramify.device.guard import through
 
-Kind = Literal["decodes", "with prompts", "logits", "draws"]
+Kind = Literal["decodes", "with prompts", "logits", "draws", "drafts"]
 
 
 class Shape(NamedTuple):
@@ -47,8 +47,10 @@ def must_run_first() -> None:
 class Graphs:
     """Where they are off, or the device has none, every piece just runs."""
 
-    def __init__(self, device: torch.device, *, use_graphs: bool = True) -> None:
+    def __init__(self, device: torch.device, *, use_graphs: bool = True, aside: bool = False) -> None:
+        """aside: these run while others do, whose memory they must not use."""
         self.are_on = use_graphs and device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if aside and self.are_on else None  # type: ignore[no-untyped-call]
         self.captured: dict[Shape, torch.cuda.CUDAGraph] = {}
         self.made: dict[Kind, Tally] = {}
         self.is_patient = True
@@ -101,7 +103,7 @@ class Graphs:
         """
         graph = torch.cuda.CUDAGraph()
         pool = next((other.pool() for other in self.captured.values()), None)
-        with through(capture_stream(torch.cuda.current_device())):
+        with through(self._stream or capture_stream(torch.cuda.current_device())):
             graph.capture_begin(pool, capture_error_mode="relaxed")
             try:
                 body()

@@ -24,6 +24,8 @@ from ramify.engine.plan import Onward, Row, Work
 from ramify.engine.sharing import Table
 from ramify.sampling.pipeline import Source
 
+FORESEEN = 1 << 32  # and above: rows that were computed before the step, beyond those of any step
+
 
 def most_rows(max_num_seqs: int, num_tracks: int, num_models: int) -> int:
     """Single rows of one model in a step, with padding; several tracks of a sequence may be of one model."""
@@ -50,15 +52,18 @@ class Lane:
         *,
         number: int = 0,
         captures_prompts: bool = True,
+        num_foreseen: int = 0,
     ) -> None:
-        """number: among the lanes of one step, whose graphs know it by that."""
+        """number: among the lanes of one step, whose graphs know it by that. num_foreseen: how many rows that are
+        computed before the step, by who drafts, may leave their logits for it."""
         self.layers = layers
         self._number = number
         self._graphs = graphs
-        kept = 0 if graphs is None else max_rows
+        kept = self._num_kept = 0 if graphs is None else max_rows
         self._most_captured = MOST_ROWS_WITH_PROMPTS if kept and captures_prompts else 0  # rows of a step with prompts
         self._rows = ModelRows(max_rows, layers.pool.block_size, layers.device, most_captured=self._most_captured)
-        self._buffer = torch.empty(kept, layers.vocab_size, dtype=torch.float32, device=layers.device)
+        self._buffer = torch.empty(kept + num_foreseen, layers.vocab_size, dtype=torch.float32, device=layers.device)
+        self._foreseen = np.empty(0, np.int64)  # where those of each sequence begin among them
         self._wanted_rows = Mirror(1, kept, torch.int64, layers.device)
         self._wanted_hidden: Tensor | None = None  # (max_rows, hidden), once a step with prompts has come
         # Of the present step:
@@ -97,15 +102,16 @@ class Lane:
         counts = [len(chunk.token_ids) for chunk in chunks]
         total = self._num_members + sum(counts)
         self.has_prompts = sum(counts) > len(chunks)
-        self.leaves_logits = self._graphs is not None and num_wanted is not None and num_wanted <= len(self._buffer)
+        self.leaves_logits = self._graphs is not None and num_wanted is not None and num_wanted <= self._num_kept
         self._is_captured = self.leaves_logits and not (self.has_prompts and total > self._most_captured)
         self._size = total
         if self._is_captured:
             self._size = padded_with_prompts(total) if self.has_prompts else padded(total)
         self._num_behind = self._size - total if self.has_prompts else 0
-        self.first_rows = self._rows.place(chunks, self._size, last, onward, is_captured=self._is_captured)
-        if not self._size:
+        if not total:  # what the device was sent may still be in use
+            self.first_rows = np.empty(0, np.int64)
             return
+        self.first_rows = self._rows.place(chunks, self._size, last, onward, is_captured=self._is_captured)
         tables: Sequence[Table] = [chunk.block_table for chunk in chunks]
         num_rows, ends = np.array(counts, np.int64), np.array([chunk.start + 1 for chunk in chunks], np.int64)
         if onward is not None:
@@ -119,6 +125,12 @@ class Lane:
         tables = [chunk.block_table for chunk in work.chunks]
         positions = self._rows.go_on(tables, self.first_rows, drawing_rows)
         self._prepare(work, tables, np.ones_like(positions), positions + 1, moving)
+
+    def move_to(self, work: Work, positions: Int64s, tokens: Int64s) -> None:
+        """The decodes of the step before, elsewhere in their blocks, and with tokens that the host knows."""
+        tables = [chunk.block_table for chunk in work.chunks]
+        self._rows.move_to(tables, self.first_rows, positions, tokens)
+        self._prepare(work, tables, np.ones_like(positions), positions + 1, None)
 
     def _prepare(
         self, work: Work, tables: Sequence[Table], num_rows: Int64s, ends: Int64s, moving: Moving | None
@@ -149,20 +161,38 @@ class Lane:
     def rows_of(self, rows: Sequence[Row]) -> Int64s:
         """Where rows of this model's chunks stand."""
         first_rows = self.first_rows[self._num_members :]
+        if len(self._foreseen):  # chunk -1 is the first of these
+            first_rows = np.concatenate([first_rows, FORESEEN + self._foreseen[::-1]])
         return first_rows[[row.chunk for row in rows]] + np.array([row.offset for row in rows], np.int64)
+
+    # -- what is computed before the step ----------------------------------------------------------------------
+
+    def foresee(self, first_rows: Int64s) -> None:
+        """Says where the rows of each sequence begin among those that leave their logits before the step."""
+        self._foreseen = first_rows
+
+    @property
+    def foreseen_logits(self) -> Tensor:
+        """The buffer (num_foreseen, vocabulary) for them."""
+        return self._buffer[self._num_kept :]
+
+    def own(self, rows: Int64s) -> Int64s:
+        """Those of them that the step itself computes."""
+        return rows[rows < FORESEEN] if len(self._foreseen) else rows
 
     # -- on the device ---------------------------------------------------------------------------------------
 
-    def compute(self, wanted: Int64s, drawn: Tensor) -> None:
+    def compute(self, wanted: Int64s, drawn: Tensor, *, graphs: Graphs | None = None) -> None:
         """All rows; the logits after these, which ascend, can be asked for then.
 
-        drawn (max_rows,): the tokens of the step before, for rows whose token the host does not know.
+        drawn (max_rows,): the tokens of the step before, for rows whose token the host does not know. graphs: where
+        decodes are captured instead, if this runs beside what else is.
         """
         if not self._size:
             return
         if self.leaves_all and self._graphs is not None:
             shape = Shape("decodes", self._number, self._size, self._has_shared)
-            self._graphs.run(shape, lambda: self._forward_all(drawn))
+            (graphs or self._graphs).run(shape, lambda: self._forward_all(drawn))
             return
         self._wanted = wanted
         if self.leaves_logits and self._graphs is not None:
@@ -177,7 +207,7 @@ class Lane:
         self._wanted_rows.host[0, :count] = self._wanted
         self._wanted_rows.host[0, count:] = 0
         self._wanted_rows.send()
-        most = min(self._size, len(self._buffer))
+        most = min(self._size, self._num_kept)
         if self._is_captured:
             shape = Shape("with prompts", self._number, self._size, self._has_shared)
             graphs.run(shape, lambda: self._forward_some(most, drawn), patiently=True)
@@ -204,13 +234,21 @@ class Lane:
         return self.layers.logits(hidden)
 
     @property
+    def size(self) -> int:
+        """All rows of the step, with padding."""
+        return self._size
+
+    @property
     def leaves_all(self) -> bool:
         """Whether every row leaves its logits, where it stands: decodes alone, by a graph."""
         return self._is_captured and not self.has_prompts
 
     def places_of(self, rows: Int64s) -> Int64s:
         """Where the logits after these rows are: among those that the step leaves, or that can be asked for."""
-        return rows if self.leaves_all else np.searchsorted(self._wanted, rows)
+        places: Int64s = rows if self.leaves_all else np.searchsorted(self._wanted, rows)
+        if len(self._foreseen):
+            places = np.where(rows >= FORESEEN, rows - FORESEEN + self._num_kept, places)
+        return places
 
     def left_logits(self, size: int | None = None) -> Tensor:
         """The buffer (size, vocabulary) in which a step leaves logits."""
@@ -223,7 +261,12 @@ class Lane:
         distinct = tracks[0]
         if len(tracks) > 1 or (distinct[1:] <= distinct[:-1]).any():
             distinct = np.unique(np.concatenate(tracks))
-        logits = self.logits(distinct)
+        own = self.own(distinct)
+        if len(own) == len(distinct):
+            logits = self.logits(distinct)
+        else:
+            places = upload(distinct[len(own) :] - FORESEEN + self._num_kept, self._buffer.device)
+            logits = torch.cat([*([self.logits(own)] if len(own) else []), self._buffer[places]])
         return [Source(logits, np.searchsorted(distinct, rows).tolist()) for rows in tracks]
 
     def _forward_all(self, drawn: Tensor) -> None:
@@ -234,7 +277,7 @@ class Lane:
         """Hidden states of the first `count` wanted rows."""
         hidden = self.layers.forward(self._rows.batch(self._size, drawn), self._wanted_rows.device[0, :count])
         if self._wanted_hidden is None:
-            self._wanted_hidden = hidden.new_zeros(len(self._buffer), hidden.shape[1])
+            self._wanted_hidden = hidden.new_zeros(self._num_kept, hidden.shape[1])
         self._wanted_hidden[:count] = hidden
 
     def _logits_after(self, count: int) -> None:

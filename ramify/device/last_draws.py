@@ -20,6 +20,7 @@ def _no_rows() -> Int64s:
 class LastDraws:
     plan: Plan = field(default_factory=lambda: Plan([]))
     rows: Int64s = field(default_factory=_no_rows)  # of each draw; NO_ROW: nobody goes on from it unseen
+    guesses: Int64s = field(default_factory=_no_rows)  # where the tokens are that GUESS, GUESS - 1, … stand for
 
     def by_track(self) -> dict[str, int]:
         """The rows of tracks."""

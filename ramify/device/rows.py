@@ -18,13 +18,13 @@ from ramify.device.last_draws import LastDraws
 from ramify.device.layers import Batch
 from ramify.device.reads import Followed, Int64s, slots_between
 from ramify.device.seats import Seats
-from ramify.device.staging import Staging
-from ramify.engine.plan import PENDING, Chunk, Draw, Onward
+from ramify.device.staging import OF_PASSES, Staging
+from ramify.engine.plan import GUESS, PENDING, Chunk, Draw, Onward
 from ramify.engine.sharing import Table
 from ramify.sampling import columns as column
 from ramify.sampling.columns import numbers_of, places_in_sets, prefixes
 
-# Columns of a model's rows. SOURCE: where the token was drawn in the step before, -1 if the host knows it.
+# Columns of a model's rows. SOURCE: where the token was drawn in the step before, or drafted, -1 if the host knows it.
 TOKEN, SOURCE, POSITION, SLOT = range(4)
 NUM_COLUMNS = 4
 PADDING_SLOT = -1
@@ -39,7 +39,7 @@ class Mirror:
         self.host: NDArray[Any] = held.numpy()
         # On a CPU both are one and the same memory.
         self.device = torch.zeros(columns, max_rows, dtype=dtype, device=device) if on_gpu else held
-        self._staging = Staging(columns, max_rows, dtype=dtype, device=device) if on_gpu else None
+        self._staging = Staging(columns, max_rows, dtype=dtype, device=device, turns=OF_PASSES) if on_gpu else None
 
     def send(self, count: int | None = None) -> None:
         """All rows, or the first of one column."""
@@ -115,7 +115,7 @@ class ModelRows:
             prompts = [index for index, chunk in enumerate(chunks) if len(chunk.token_ids) > 1]
             counts = [len(chunks[index].token_ids) for index in prompts]
             own[prompts] = num_decodes + np.cumsum([0, *counts[:-1]])
-            self._mix([chunks[index] for index in prompts], num_decodes, size, is_captured=is_captured)
+            self._mix([chunks[index] for index in prompts], num_decodes, size, last, is_captured=is_captured)
         return first_rows
 
     def go_on(self, tables: list[Table], rows: Int64s, drawing_rows: Int64s) -> Int64s:
@@ -144,6 +144,17 @@ class ModelRows:
         numbers[SOURCE, rows] = drawing_rows
         self._numbers.send()
         return positions
+
+    def move_to(self, tables: Sequence[Table], rows: Int64s, positions: Int64s, tokens: Int64s) -> None:
+        """The decodes of the step before, elsewhere in their blocks, and with tokens that the host knows."""
+        numbers, block_size = self._numbers.host, self._block_size
+        places = zip(tables, (positions // block_size).tolist(), strict=True)
+        blocks = np.array([table[block] for table, block in places], np.int64)
+        numbers[POSITION, rows] = positions
+        numbers[SLOT, rows] = blocks * block_size + positions % block_size
+        numbers[SOURCE, rows] = -1
+        numbers[TOKEN, rows] = tokens
+        self._numbers.send()
 
     def sources(self, rows: Int64s) -> Int64s:
         """Where the tokens of these rows were drawn in the step before, -1 if the host knows them."""
@@ -190,8 +201,10 @@ class ModelRows:
                 chunk.block_table[chunk.start // block_size] * block_size + chunk.start % block_size for chunk in chunks
             ]
 
-    def _mix(self, prompts: Sequence[Chunk], num_decodes: int, size: int, *, is_captured: bool) -> None:
-        """The rows of decodes, of prompts, and padding, in one piece."""
+    def _mix(
+        self, prompts: Sequence[Chunk], num_decodes: int, size: int, last: LastDraws, *, is_captured: bool
+    ) -> None:
+        """The rows of decodes, of prompts (or of tokens drafted behind a last one), and padding, in one piece."""
         held = self._captured.host[0, : NUM_COLUMNS * size] if is_captured else np.empty(NUM_COLUMNS * size, np.int64)
         numbers = held.reshape(NUM_COLUMNS, size)
         end = num_decodes + sum(len(chunk.token_ids) for chunk in prompts)
@@ -205,6 +218,11 @@ class ModelRows:
             numbers[TOKEN, rows] = chunk.token_ids
             numbers[POSITION, rows] = np.arange(chunk.start, chunk.end)
             numbers[SLOT, rows] = slots_between(chunk.block_table, chunk.start, chunk.end, self._block_size)
+        if len(last.guesses):
+            tokens = numbers[TOKEN, num_decodes:end]
+            [guesses] = np.nonzero(tokens <= GUESS)
+            numbers[SOURCE, num_decodes + guesses] = last.guesses[GUESS - tokens[guesses]]
+            tokens[guesses] = 0
         if is_captured:
             self._captured.send(held.size)
             self._mixed = self._captured.device[0, : held.size].view(NUM_COLUMNS, size)
@@ -302,9 +320,9 @@ class DrawRows:
             self._has_new_floats = False
         self._integers.send()
 
-    def go_on(self, rows: Int64s, last_rows: Int64s | None = None) -> None:
-        """The same draws as in the step before, one position on."""
-        self._integers.host[column.POSITION, rows] += 1
+    def go_on(self, rows: Int64s, last_rows: Int64s | None = None, *, by: Int64s | int = 1) -> None:
+        """The same draws as in the step before, so many positions on."""
+        self._integers.host[column.POSITION, rows] += by
         if last_rows is not None:
             self._integers.host[column.LAST_ROW, rows] = last_rows
         self._integers.send()

@@ -20,7 +20,7 @@ class SamplerKernels(Protocol):
 
     @property
     def tokens(self) -> Tensor:
-        """(max_rows,) what was drawn last, row by row."""
+        """(max_rows + num_drafts,) what was drawn last, row by row, and behind it room for what others draft."""
 
     @property
     def most_reported(self) -> int:

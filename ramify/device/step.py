@@ -1,7 +1,7 @@
 """The device's part of a step, for every device: a Plan down, a StepResult up.
 
     move      blocks are copied and swapped, as every model's work says
-    compute   each model's lane: tokens to hidden rows to logits              lane.py
+    compute   each model's lane: tokens to hidden rows to logits              lane.py; decodes of two at once: aside.py
     draw      from the logits of one model, or from the mixture of two        draws.py
 
 Where the sampler's kernels serve all draws, tokens stay on the device: the next step reads them there, so it can be
@@ -13,7 +13,9 @@ numbers follow from those of the step before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from typing import Literal
@@ -22,8 +24,10 @@ import numpy as np
 import torch
 
 from ramify.config import LogprobsMode
+from ramify.device.aside import Aside
+from ramify.device.chain import Chain, Room
 from ramify.device.draws import Begun, Draws, DrawTrack, Steady
-from ramify.device.graphs import Graphs
+from ramify.device.graphs import Graphs, Kind, Tally, padded
 from ramify.device.guard import on
 from ramify.device.lane import Lane, Moving, most_rows
 from ramify.device.layers import Layers
@@ -31,7 +35,7 @@ from ramify.device.prompt_reports import Told, report_prompts, rows_asked
 from ramify.device.reads import Int64s
 from ramify.device.sampler_kernels import SamplerKernels
 from ramify.engine.demands import SamplerChoice
-from ramify.engine.plan import Plan, StepResult, Ticket
+from ramify.engine.plan import GUESS, MOST_DRAFTED, Draw, Plan, StepResult, Ticket, Work
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.pipeline import ROWS_AT_ONCE, Sampler
 
@@ -57,12 +61,15 @@ class DeviceStep:
         runs_ahead: bool = False,
         chooses: bool = False,
         batch_invariant: bool = False,
+        drafting: SamplerKernels | None = None,
     ) -> None:
         """captures: of each model, who captures it where there are kernels that draw; default: the step.
 
         checks: asked when results are read; they raise where what was computed means nothing.
 
         chooses: the layers can follow beams whose choice only the device knows (`Reads.followed`).
+
+        drafting: what draws from the last model alone, which then drafts tokens in this step's own cache (chain.py).
         """
         self._checks = checks
         self.device = layers[0].device
@@ -80,11 +87,17 @@ class DeviceStep:
         self.captures_prompts = not batch_invariant and all(who == "step" for who in captures)
         graphs = {"step": self.graphs, "layers": Graphs(self.device, use_graphs=False), "nobody": None}
         self.lanes = [
-            Lane(each, max_rows, graphs[who], number=number, captures_prompts=self.captures_prompts)
+            Lane(
+                each,
+                max_rows,
+                graphs[who],
+                number=number,
+                captures_prompts=self.captures_prompts,
+                num_foreseen=max_rows if drafting is not None and number == len(layers) - 1 else 0,
+            )
             for number, (each, who) in enumerate(zip(layers, captures, strict=True))
         ]
         self.chooses = chooses and runs_ahead and kernels is not None and num_tracks == 1
-        self._kernels = kernels
         self._draws = Draws(
             self.lanes,
             self.sampler,
@@ -94,6 +107,43 @@ class DeviceStep:
             num_tracks=num_tracks,
             runs_ahead=runs_ahead,
         )
+        self._aside = Aside(self.device, use_graphs=use_graphs)
+        # Decodes of a second model run beside those of the first, where both are graphs of this step.
+        self.computes_both = len(layers) > 1 and self.graphs.are_on and all(who == "step" for who in captures)
+        self._chain: Chain | None = None
+        if drafting is not None:
+            self._chain = Chain(
+                self.lanes[-1],
+                drafting,
+                self.graphs,
+                self._aside,
+                tokens=self._draws.tokens,
+                room=self._room,
+                leaves_logits=True,
+            )
+
+    @property
+    def _room(self) -> Room:
+        """For drafts, of who checks them here."""
+        return Room(padded(self._max_num_seqs), min(lane.layers.vocab_size for lane in self.lanes))
+
+    @property
+    def has_room_for_drafts(self) -> bool:
+        """Whether tokens that are drafted on this device can be kept beside those that steps draw here."""
+        return self._kernels is not None and len(self._draws.tokens) >= self._room.max_rows * (1 + MOST_DRAFTED)
+
+    def check_drafts_of(self, other: DeviceStep) -> None:
+        """The one model of another step on this device drafts for this one."""
+        assert other._kernels is not None, "it draws on the device"
+        graphs = Graphs(self.device, use_graphs=self.graphs.are_on)
+        self._chain = Chain(
+            other.lanes[0], other._kernels, graphs, self._aside, tokens=self._draws.tokens, room=self._room
+        )
+
+    @property
+    def most_drafting(self) -> int:
+        """How many positions may be computed for drafts at once; 0: nobody drafts here."""
+        return 0 if self._chain is None else self._chain.room.max_rows
 
     @property
     def drew_by_kernels(self) -> bool:
@@ -108,13 +158,53 @@ class DeviceStep:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self._draws.reset()
+        if self._chain is not None:
+            self._chain.reset()
         for lane in self.lanes:
             lane.reset()
+
+    @contextmanager
+    def warming_up(self) -> Iterator[None]:
+        """Inside, graphs are captured as soon as they are needed."""
+        with self.graphs.warming_up(), self._aside.graphs.warming_up():
+            yield
+
+    @property
+    def made(self) -> dict[Kind, Tally]:
+        """What was captured, and what that took."""
+        made = dict(self.graphs.made)
+        for kind, tally in self._aside.graphs.made.items():
+            before = made.get(kind, Tally())
+            made[kind] = Tally(before.number + tally.number, before.seconds + tally.seconds)
+        return made
 
     def forget_addresses(self) -> None:
         """Weights and blocks are about to be elsewhere in memory: graphs that read them there are captured anew."""
         self.reset()
         self.graphs.forget()
+        self._aside.graphs.forget()
+        if self._chain is not None:
+            self._chain.forget_addresses()
+
+    @torch.inference_mode()
+    def draft(self, work: Work, draws: Sequence[Draw], length: int) -> None:
+        """Drafts so many tokens behind the last one of each chunk, for the next plan; does not wait for them.
+
+        The last model computes them all, and the plan need not: it names their rows by chunks -1, -2, … and the tokens
+        by GUESS, GUESS - 1, …
+        """
+        assert self._chain is not None, "nobody drafts here"
+        with on(self.device):
+            self._draws.steady = None  # its rows are taken
+            self._draws.guesses = self._chain.launch(work, draws, length)
+
+    @torch.inference_mode()
+    def draft_next(self, work: Work, draws: Sequence[Draw], length: int) -> None:
+        """The same as soon as the plan under way is known, which checks what was drafted for these sequences, in this
+        order; chunks and draws say where that plan began, and their blocks reach as far as they may come."""
+        assert self._chain is not None, "nobody drafts here"
+        with on(self.device):
+            self._draws.guesses = self._chain.arm(work, draws, length)
 
     def launch(self, plan: Plan) -> Ticket:
         return self.begin(plan)()
@@ -123,13 +213,39 @@ class DeviceStep:
     def begin(self, plan: Plan) -> Callable[[], Ticket]:
         """All but the draws, which are left to be made before the next plan comes."""
         with on(self.device):
-            return partial(self._draw, self._begin(plan))
+            return partial(self._draw, plan, self._begin(plan))
 
     @torch.inference_mode()
-    def _draw(self, begun: Begun) -> Ticket:
+    def _draw(self, plan: Plan, begun: Begun) -> Ticket:
         with on(self.device):
             ticket = begun()
+            if self._chain is not None:
+                ticket = self._told_with_drafts(self._chain, plan, ticket)
         return partial(self._checked, ticket) if self._checks else ticket
+
+    def _told_with_drafts(self, chain: Chain, plan: Plan, ticket: Ticket) -> Ticket:
+        """What was drafted is told with what was drawn, if this plan checks drafts: as many of each sequence."""
+        num_members = 0 if plan.onward is None else len(plan.onward.members)
+        firsts, places, length = [], [], 0
+        for index, draw in enumerate(plan.draws, start=num_members):
+            if draw.presumed == 1:
+                model, chunk, _ = draw.rows[0]
+                token_id = plan.works[model].chunks[chunk].token_ids[1]
+                if token_id <= GUESS:
+                    firsts.append(index - 1)
+                    places.append((GUESS - token_id) // MOST_DRAFTED)
+            length = max(length, draw.presumed)
+        if not firsts:
+            return ticket
+        draws = np.array(firsts)[:, None] + np.arange(length + 1)
+        rows = self._draws.last.rows if self._draws.by_kernels else None
+        told = chain.told_with(ticket, draws, rows, np.array(places, np.int64))
+
+        def told_there() -> StepResult:
+            with torch.inference_mode(), on(self.device):
+                return told()
+
+        return told_there
 
     def _checked(self, ticket: Ticket) -> StepResult:
         result = ticket()
@@ -138,6 +254,8 @@ class DeviceStep:
         return result
 
     def _begin(self, plan: Plan) -> Begun:
+        if not plan.works[-1].is_empty:
+            self._aside.join()
         for lane, work in zip(self.lanes, plan.works, strict=True):
             lane.layers.pool.move(work)
         if not any(work.chunks for work in plan.works) and plan.onward is None:
@@ -146,12 +264,11 @@ class DeviceStep:
         if draws.steady is not None and draws.steady.goes_on_as(plan):
             return self._go_on(draws.steady, plan)
         draws.steady = None
-        moving = self._moving(plan)
+        moving, last = self._moving(plan), replace(draws.last, guesses=draws.guesses)
         for lane, work, onward in zip_longest(self.lanes, plan.works, (plan.onward,)):
-            lane.begin(work, draws.last, onward, num_wanted=self._num_wanted(plan), moving=moving)
+            lane.begin(work, last, onward, num_wanted=self._num_wanted(plan), moving=moving)
         tracks = self._tracks(plan)
-        for lane, wanted in zip(self.lanes, self._wanted(plan, tracks), strict=True):
-            lane.compute(wanted, draws.tokens)
+        self._compute(self._wanted(plan, tracks))
         told = report_prompts(
             self.lanes, plan.prompt_reports, batch_invariant=self._batch_invariant, kernels=self._kernels
         )
@@ -175,9 +292,20 @@ class DeviceStep:
         moving = self._moving(plan)
         for lane, work, drawing_rows in zip(self.lanes, plan.works, steady.drawing_rows, strict=True):
             lane.go_on(work, drawing_rows, moving)
-        for lane in self.lanes:
-            lane.compute(np.empty(0, np.int64), self._draws.tokens)
+        self._compute([np.empty(0, np.int64)] * len(self.lanes))
         return self._draws.go_on(steady, plan)
+
+    def _compute(self, wanted: Sequence[Int64s]) -> None:
+        """All lanes. Decodes of a second model run beside those of the first."""
+        first, *others = zip(self.lanes, wanted, strict=True)
+        for lane, rows in others:
+            if self.computes_both and lane.leaves_all and first[0].leaves_all:
+                with self._aside.running():
+                    lane.compute(rows, self._draws.tokens, graphs=self._aside.graphs)
+            else:
+                lane.compute(rows, self._draws.tokens)
+        first[0].compute(first[1], self._draws.tokens)
+        self._aside.join()
 
     def _moving(self, plan: Plan) -> Moving | None:
         chunks = [
@@ -213,7 +341,7 @@ class DeviceStep:
         wanted: list[list[Int64s]] = [[] for _ in self.lanes]
         for track in tracks:
             if not self.lanes[track.model].leaves_all:
-                wanted[track.model].append(track.rows)
+                wanted[track.model].append(self.lanes[track.model].own(track.rows))
         for asked in plan.prompt_reports:
             for row in asked.rows():
                 wanted[row.model].append(rows_asked(self.lanes, row, len(asked.targets)))

@@ -18,6 +18,7 @@ NAMES: dict[Kind, str] = {
     "with prompts": "with prompts",
     "logits": "of logits",
     "draws": "of draws",
+    "drafts": "of drafts",
 }
 CONTEXT = 1_040  # positions of each sequence: sharing them is worth it for two
 SHARERS = (1, 1)  # what those compute that share a prefix, beside prompts
@@ -39,7 +40,7 @@ def warm_up(
     sizes = rows_with_prompts(largest) if step.captures_prompts else []
     counts = numbers_of_sequences(largest)
     last: Ticket = partial(StepResult, [], [])  # read one behind: the next is captured while the device runs it
-    with collector_paused(), step.graphs.warming_up():
+    with collector_paused(), step.warming_up():
         for done, rows in enumerate(sizes):
             if done == 0 or clock() - said >= SECONDS_BETWEEN_LINES:
                 said = clock()
@@ -59,7 +60,7 @@ def warm_up(
                 step.capture_logits(count)
     last()
     step.reset()
-    made = step.graphs.made.items()
+    made = step.made.items()
     say(
         f"Captured all {len(counts)} sizes of CUDA graphs in {clock() - began:.1f} s: "
         + ", ".join(f"{tally.number} {NAMES[kind]} in {tally.seconds:.1f} s" for kind, tally in made)

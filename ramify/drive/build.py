@@ -16,16 +16,13 @@ from ramify.device.pool import KVPool
 from ramify.device.rehearsal import Largest, measure
 from ramify.device.sizing import num_blocks, num_host_blocks
 from ramify.device.warmup import warm_up
-from ramify.drive.draft_model import DraftModel
+from ramify.drive.drafting import speculation_of
 from ramify.drive.intake import Intake
 from ramify.drive.pair_intake import PairIntake
-from ramify.drive.placing import PlacedModel, Wanted, device_step, drawing_model, load, place
+from ramify.drive.placing import PlacedModel, Wanted, device_step, drawing_model, load, place, student_drafts_there
 from ramify.drive.prepare import PreparedModel, PreparedPair, check_same_tokens
 from ramify.engine.blocks import BlockManager
 from ramify.engine.core import EngineCore
-from ramify.engine.drafting.drafter import Drafter
-from ramify.engine.drafting.lookup import LookupDrafter
-from ramify.engine.drafting.speculation import Speculation
 from ramify.engine.scheduler import Scheduler
 from ramify.errors import InvalidInputError, ModelError, UnsupportedError
 from ramify.models.decoder import Decoder
@@ -39,11 +36,6 @@ from ramify.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 Kind = TypeVar("Kind", bound=Intake)
-# What a row adds to a step, of what a step takes without any: the default model's step of 1 row takes 14 ms of a core,
-# one of 9 rows 46.
-CPU_ROW_COST, GPU_ROW_COST = 0.35, 0.004
-CPU_MOST_ROWS = 3  # a fifth row takes as long as three before it: beside four sequences no draft pays
-GPU_STALL = 0.3  # of a step, where the host does not run ahead of the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +180,7 @@ def _assemble(
         num_tracks=largest.num_tracks,
         max_num_seqs=limits.max_num_seqs,
         max_model_len=max_model_len,
-        drafting=() if drafting is None else (drafting,),
+        drafting=() if drafting is None or student_drafts_there(config, models, are_apart=are_apart) else (drafting,),
         num_replicas=config.model_config.data_parallel_size,
         measure_gpus=partial(measure, make_step, decoders, largest, _teams(models)) if on_gpu else None,
     )
@@ -224,7 +216,7 @@ def _assemble(
             enable_chunked_prefill=limits.enable_chunked_prefill,
             max_model_len=max_model_len,
             preemption_mode=limits.preemption_mode,
-            speculation=_speculation(config, decoders, drafting, blocks, largest),
+            speculation=speculation_of(config, models, step, managers, drafting=drafting, largest=largest),
         ),
         step,
         seed=config.model_config.seed,
@@ -288,30 +280,3 @@ def _check_not_shared(config: EngineConfig) -> None:
             f"speculation {config.model_config.speculation!r} needs tensor_parallel_size 1: ranks do not share a model "
             "that drafts ('ngram' and 'suffix' work with any)"
         )
-
-
-def _speculation(
-    config: EngineConfig, decoders: Sequence[Decoder], drafting: Decoder | None, blocks: int, largest: Largest
-) -> Speculation | None:
-    scope = config.model_config.speculation
-    if scope is None:
-        return None
-    drafter: Drafter
-    if drafting is None:
-        drafter = LookupDrafter("suffix" if scope == "suffix" else "ngram")
-    else:
-        length = min(largest.max_model_len, drafting.arch.max_position_embeddings or largest.max_model_len)
-        pool = KVPool(drafting.arch, blocks, largest.block_size, drafting.dtype, drafting.device)
-        # A student's prompt is the second of the mixture's.
-        drafter = DraftModel(
-            device_step(config, [PlacedModel(drafting)], [pool], max_model_len=length),
-            BlockManager(blocks, largest.block_size, enable_prefix_caching=config.cache_config.enable_prefix_caching),
-            cost=drafting.arch.num_weights / sum(each.arch.num_weights for each in decoders),
-            role=largest.num_tracks - 1,
-            vocab_size=min(each.arch.vocab_size for each in decoders),
-            max_model_len=length,
-            max_num_batched_tokens=largest.max_num_batched_tokens,
-        )
-    if any(each.device.type == "cuda" for each in decoders):
-        return Speculation(drafter, row_cost=GPU_ROW_COST, stall=GPU_STALL)
-    return Speculation(drafter, row_cost=CPU_ROW_COST, most_rows=CPU_MOST_ROWS)

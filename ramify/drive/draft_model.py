@@ -43,6 +43,8 @@ class _Followed:
 
 
 class DraftModel:
+    foreseen = None  # its positions are in blocks of its own
+
     def __init__(
         self,
         step: Device,

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from ramify import validation as check
-from ramify.config import EngineConfig
+from ramify.config import STUDENT, EngineConfig, Lookup
 from ramify.cpu.cpu_layers import cpu_layers
 from ramify.cpu.cpu_step import CpuStep
 from ramify.cpu.panels import PanelPacking
@@ -27,6 +27,7 @@ from ramify.device.layers import Layers
 from ramify.device.pool import KVPool
 from ramify.device.step import Capture, DeviceStep
 from ramify.drive.packing import check_integers, cpu_packing, gpu_packing
+from ramify.engine.scheduler import FEWEST_DRAWS
 from ramify.models.decoder import Decoder
 from ramify.models.linear import Packing
 from ramify.models.loader import ModelLoader, resolve_device
@@ -37,6 +38,7 @@ from ramify.parallel.team import Team
 from ramify.sampling.mixing import Mixer
 
 _log = logging.getLogger(__name__)
+SEVERAL, ENOUGH_DRAWS = 4, 256  # tokens of every sequence in a step; beyond so many, more take more time
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,10 @@ def device_step(
         from ramify.gpu.gpu_step import gpu_step  # needs Triton, which only a GPU needs
 
         pairs = [(model.decoder, pool) for model, pool in zip(models, pools, strict=True)]
+        if options.speculation is not None:
+            asked["drafts"] = student_drafts_there(config, models, are_apart=are_apart)
+            asked["checks_drafts"] = options.speculation not in get_args(Lookup)
+            asked["max_num_seqs"] = _with_drafts(asked["max_num_seqs"], by_model=asked["checks_drafts"])
         with on(device):
             return gpu_step(pairs, max_model_len=max_model_len, use_graphs=use_graphs, **asked)
     max_rows = most_rows(asked["max_num_seqs"], 1 if mixer is None else 2, len(models))
@@ -157,6 +163,18 @@ def device_step(
             runs_ahead=runs_ahead,
             **asked,
         )
+
+
+def student_drafts_there(config: EngineConfig, models: Sequence[PlacedModel], *, are_apart: bool) -> bool:
+    """Whether the step of these models drafts by itself: a student's drafts, beside its teacher on one GPU."""
+    is_one_gpu = models[0].device.type == "cuda" and not are_apart and models[0].team is None
+    return is_one_gpu and len(models) > 1 and config.model_config.speculation == STUDENT
+
+
+def _with_drafts(max_num_seqs: int, *, by_model: bool) -> int:
+    """How many sequences a step has room for, with drafts in the place of some."""
+    several = min(SEVERAL * max_num_seqs, ENOUGH_DRAWS) if by_model else 0
+    return max(max_num_seqs, several, FEWEST_DRAWS)
 
 
 def drawing_model(models: Sequence[PlacedModel]) -> int:

@@ -18,6 +18,7 @@ from ramify import validation as check
 from ramify.device.memory_returned import PutAway
 from ramify.device.pool import KVPool
 from ramify.device.step import DeviceStep
+from ramify.drive.chained_model import ChainedModel
 from ramify.drive.draft_model import DraftModel
 from ramify.engine.core import EngineCore
 from ramify.errors import EngineAsleepError, InvalidInputError, UnsupportedError
@@ -50,7 +51,7 @@ class Sleeper:
         if self._is_shared:
             raise UnsupportedError("an engine with tensor_parallel_size above 1 cannot sleep: drop it and make another")
         speculation = self._core.scheduler.speculation
-        if speculation is not None and isinstance(speculation.drafter, DraftModel):
+        if speculation is not None and isinstance(speculation.drafter, DraftModel | ChainedModel):
             raise UnsupportedError("an engine with a draft model (speculation) cannot sleep: drop it and make another")
         if level == 2 and (formats := self._decoder.quantised_formats):
             raise InvalidInputError(

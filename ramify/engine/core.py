@@ -226,6 +226,9 @@ class EngineCore:
             result = now.result()
             if self._under_way is not None:
                 self._under_way.tell(now, result)
+            if self.scheduler.speculation is not None:
+                told = (now.schedule, now.plan.draws, now.drawing, result, self.clock())
+                self.scheduler.speculation.note_step(*told)
             outputs = self._recorder.record(now, result)
             if self._under_way is not None:
                 self._under_way.make_draws()
@@ -252,6 +255,8 @@ class EngineCore:
             launched.draw = self.device.begin(launched.plan)
         else:
             launched.ticket = self.device.launch(launched.plan)
+        if self.scheduler.speculation is not None:
+            self.scheduler.speculation.note_launched(schedule, launched.plan.draws, launched.drawing)
         return launched
 
     def _expect(self, launched: Launched) -> None:

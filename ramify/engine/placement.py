@@ -9,7 +9,7 @@ from functools import partial
 
 from ramify.engine.blocks import BlockManager
 from ramify.engine.gang import Gang
-from ramify.engine.plan import PENDING, BlockCopy, Chunk, Row, Work, quickly
+from ramify.engine.plan import GUESS, MOST_DRAFTED, PENDING, BlockCopy, Chunk, Row, Work, quickly
 from ramify.engine.prefix import Entry
 from ramify.engine.schedule import Schedule, ScheduledSequence
 from ramify.engine.sequence import Sequence, SequenceStatus, Track
@@ -151,9 +151,14 @@ class Placement:
             manager.publish(track.key, known, partial(sequence.tokens_between, track))
         return True
 
-    def place_drafted(self, sequence: Sequence, num_spare: int, schedule: Schedule) -> bool:
+    def place_drafted(
+        self, sequence: Sequence, num_spare: int, schedule: Schedule, foreseen: int | None = None
+    ) -> bool:
         """The position that each track of a sequence lacks, and those of its drafted tokens; returns whether there was
-        room for them with so many blocks to spare: nobody gives way to a guess."""
+        room for them with so many blocks to spare: nobody gives way to a guess.
+
+        foreseen: the role of a track that has them already, from who drafted these tokens.
+        """
         count = 1 + len(sequence.drafted)
         for model, manager in enumerate(self.managers):
             extents = [
@@ -166,10 +171,15 @@ class Placement:
         rows = []
         for track in sequence.tracks:
             manager, work, start = self.managers[track.model], schedule.works[track.model], track.num_computed
-            _copies(sequence, work).extend(BlockCopy(*pair) for pair in manager.extend(track.key, start, start + count))
-            tokens = [sequence.data.output_token_ids[-1], *sequence.drafted]
-            rows.append(Row(track.model, len(work.chunks), count - 1))
-            work.chunks.append(Chunk(tokens, start, manager.table(track.key), track.key))
+            if track.role == foreseen:
+                place = (GUESS - sequence.drafted[0]) // MOST_DRAFTED  # among those that were drafted for
+                rows.append(Row(track.model, -1 - place, count - 1))
+            else:
+                copies = manager.extend(track.key, start, start + count)
+                _copies(sequence, work).extend(BlockCopy(*pair) for pair in copies)
+                tokens = [sequence.data.output_token_ids[-1], *sequence.drafted]
+                rows.append(Row(track.model, len(work.chunks), count - 1))
+                work.chunks.append(Chunk(tokens, start, manager.table(track.key), track.key))
             schedule.tracks[track.role].num_positions += count
             track.num_computed = start + count
             manager.publish(track.key, start + 1, partial(sequence.tokens_between, track))  # nothing that is a guess

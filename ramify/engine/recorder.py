@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ramify.engine.launched import Launched
 from ramify.engine.open_requests import OpenRequests
-from ramify.engine.plan import NOT_FINITE, Draw, StepResult, quickly
+from ramify.engine.plan import GUESS, NOT_FINITE, Draw, StepResult, quickly
 from ramify.engine.schedule import GoingOn, Schedule
 from ramify.engine.search.advance import Candidates, Continuation, Extension
 from ramify.engine.search.child import Child, append_all
@@ -21,8 +21,7 @@ class Recorder:
 
     def record(self, launched: Launched, result: StepResult) -> list[RequestOutput]:
         now = self._open.clock()
-        for sequence, _, _ in launched.schedule.sequences:
-            sequence.num_pending, sequence.is_blocked = 0, False
+        _begin(launched.schedule, result)
         self._count(launched.schedule)
         outputs = self._record_prompts(launched, result)
         if launched.schedule.going_on is not None:
@@ -45,7 +44,7 @@ class Recorder:
             if group is None or parent is None:
                 continue  # it ended while this step was under way
             sequence = parent.sequence
-            if not draw.goes_on_from(sequence.output_token_ids):
+            if not draw.goes_on_from(sequence.output_token_ids, sequence.drafted):
                 continue  # from a token that was drafted and not drawn
             if sequence.drafted and index not in result.faults:
                 self._take(group, parent, _continuation(draw, index, result), now)
@@ -192,6 +191,14 @@ class Recorder:
         for request_id, count in schedule.num_cached_tokens.items():
             if request_id in self._open.groups:
                 self._open.groups[request_id].num_cached_tokens = count
+
+
+def _begin(schedule: Schedule, result: StepResult) -> None:
+    """Nothing of these sequences is under way any more, and what was drafted for them is known."""
+    for sequence, _, _ in schedule.sequences:
+        sequence.num_pending, sequence.is_blocked = 0, False
+        if result.guesses and sequence.drafted and sequence.drafted[0] <= GUESS:
+            sequence.drafted = [result.guesses[GUESS - token] for token in sequence.drafted]
 
 
 def _continuation(draw: Draw, index: int, result: StepResult) -> Continuation:

@@ -230,14 +230,16 @@ class Scheduler:
             if set(shares.get(gang, ())) == {1} and len(gang.sequences) == 1 and gang.sequences[0].output_token_ids
         ]
         num_rows, num_tracks = len(able), len(able[0].tracks) if able else 1
-        budget = min(schedule.budget // 2 // num_tracks, max(self.max_num_seqs, FEWEST_DRAWS) - num_rows)
+        most_draws = max(self.max_num_seqs, FEWEST_DRAWS, speculation.most_draws)
+        budget = min(schedule.budget // 2 // num_tracks, most_draws - num_rows)
         speculation.draft(able, num_rows=num_rows, budget=budget)
         schedule.budget -= num_tracks * sum(len(sequence.drafted) for sequence in able)
 
     def _place_draft(self, gang: Gang, schedule: Schedule) -> bool:
         """Returns whether there was room; else it goes on without."""
         sequence = gang.sequences[0]
-        if self._placement.place_drafted(sequence, len(self.running), schedule):
+        foreseen = None if self.speculation is None else self.speculation.drafter.foreseen
+        if self._placement.place_drafted(sequence, len(self.running), schedule, foreseen):
             return True
         schedule.budget += len(sequence.drafted) * len(sequence.tracks)
         sequence.drafted = ()

@@ -12,6 +12,7 @@ from ramify.device.lane import most_rows
 from ramify.device.layers import Layers
 from ramify.device.pool import KVPool
 from ramify.device.step import Capture, DeviceStep
+from ramify.engine.plan import MOST_DRAFTED
 from ramify.gpu.form_cache import FormCache
 from ramify.gpu.gpu_layers import GpuLayers
 from ramify.gpu.sampler import KernelSampler
@@ -68,8 +69,13 @@ def kernel_step(
     runs_ahead: bool = True,
     chooses: bool = False,
     batch_invariant: bool = False,
+    checks_drafts: bool = False,
+    drafts: bool = False,
 ) -> DeviceStep:
-    """Over layers that leave their logits on one GPU, wherever they compute."""
+    """Over layers that leave their logits on one GPU, wherever they compute.
+
+    checks_drafts: some model drafts tokens on this GPU. drafts: that is the last of two models here.
+    """
     kernels = KernelSampler(
         padded(max_num_seqs),
         min(each.vocab_size for each in layers),
@@ -77,7 +83,14 @@ def kernel_step(
         logprobs_mode,
         mixer,
         batch_invariant=batch_invariant,
+        num_drafts=padded(max_num_seqs) * MOST_DRAFTED if checks_drafts or drafts else 0,
     )
+    drafting = None
+    if drafts:
+        last = layers[-1]
+        drafting = KernelSampler(
+            padded(max_num_seqs), last.vocab_size, last.device, "raw", batch_invariant=batch_invariant
+        )
     return DeviceStep(
         layers,
         max_num_seqs=max_num_seqs,
@@ -90,4 +103,5 @@ def kernel_step(
         runs_ahead=runs_ahead,
         chooses=chooses,
         batch_invariant=batch_invariant,
+        drafting=drafting,
     )

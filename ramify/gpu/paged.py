@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ramify.device.reads import Reads
-from ramify.device.staging import Staging
+from ramify.device.staging import OF_PASSES, Staging
 from ramify.gpu.kernels import block_decode as blocks
 from ramify.gpu.kernels import decode_attention as decode
 from ramify.gpu.kernels import hopper_prefix as hopper
@@ -113,7 +113,7 @@ class PagedDecode:
         self._sections = [_HEADER + rows * number for number in (0, 1, 2, 3, 3 + GROUP_FIELDS, 4 + GROUP_FIELDS)]
         size = self._sections[-1] + PREFIX_FIELDS * max_parts
         self._list = torch.zeros(size, dtype=torch.int32, device=device)
-        self._staging = Staging(size, dtype=torch.int32, device=device)
+        self._staging = Staging(size, dtype=torch.int32, device=device, turns=OF_PASSES)
         self._own_count, self._prefix_count = self._list[0:2], self._list[2:4]
         parts, counts, shared, groups, members, _ = self._sections
         self._first_part, self._num_parts = self._list[parts:counts], self._list[counts:shared]

@@ -66,7 +66,9 @@ class KernelSampler:
         mixer: Mixer | None = None,
         *,
         batch_invariant: bool = False,
+        num_drafts: int = 0,
     ) -> None:
+        """num_drafts: tokens that there is room for behind those that are drawn."""
         self._vocab_size = vocab_size
         self._logprobs_mode = logprobs_mode
         self._log_sum = partial(log_sum, each_alone=batch_invariant)
@@ -85,7 +87,9 @@ class KernelSampler:
         self._floors = Floors(max_rows, vocab_size, device)
         self._no_floors = torch.full((max_rows,), -torch.inf, device=device)
         self._num_reported = min(MOST_REPORTED, vocab_size)
-        self._drawn = Drawn.empty(max_rows, self._num_reported, device)
+        self._tokens = torch.zeros(max_rows + num_drafts, dtype=torch.int64, device=device)
+        drawn = Drawn.empty(max_rows, self._num_reported, device)
+        self._drawn = drawn._replace(token_ids=self._tokens[:max_rows])
         self._listing = Listing(max_rows, device, each_alone=batch_invariant)
         self._searches = Searches(max_rows, device)
         self._ended = torch.zeros(max_rows, dtype=torch.bool, device=device)  # whose last token in a set ended it
@@ -94,7 +98,7 @@ class KernelSampler:
 
     @property
     def tokens(self) -> Tensor:
-        return self._drawn.token_ids
+        return self._tokens
 
     @property
     def most_reported(self) -> int:

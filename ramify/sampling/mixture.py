@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ramify.config import MixtureConfig
 from ramify.sampling import alpha as methods
-from ramify.sampling import filters, processors
+from ramify.sampling import filters
 from ramify.sampling.pair import Pair, log_sum
 
 ROWS_AT_ONCE = 4  # on a CPU: 49,152 float32 logits are 196 kB, and some eight arrays of them are at work
@@ -100,8 +100,10 @@ def _mix(teacher: Tensor, theta: Tensor, config: MixtureConfig, first: Tensor, s
 
 def scale(logits: Tensor, temperatures: Tensor) -> Tensor:
     """By temperatures (R,), bit for bit as one model's rows are scaled: rows at 1, and at 0, keep their logits."""
-    unscaled = (temperatures == 0) | (temperatures == 1)
-    return torch.where(unscaled[:, None], logits, processors.temperature(logits, temperatures))
+    # Nothing subtracted and divided by 1 is the same to the bit, and saves a pass over the vocabulary.
+    is_scaled = (temperatures != 0) & (temperatures != 1)
+    tops = torch.where(is_scaled[:, None], logits.amax(-1, keepdim=True), 0.0)
+    return (logits - tops).div_(torch.where(is_scaled, temperatures.clamp_min(1e-38), 1.0)[:, None])
 
 
 def forced_rows(teacher: Tensor, config: MixtureConfig, first: Tensor, special_token_ids: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def test_a_thousand_requests_get_the_same_tokens(folder: Path, speculation: str)
 
 
 def tokens(told: list[Any]) -> list[tuple[int, ...]]:
-    return [token_ids for token_ids, _, _ in told[1]]
+    return [token_ids for token_ids, *_ in told[1]]
 
 
 # -- models that draft -----------------------------------------------------------------------------------------------

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from ramify import OptimalSampling
 from ramify.device.step import DeviceStep
+from ramify.drive.student_drafter import StudentDrafter
+from ramify.engine.drafting.tempo import Tempo
+from ramify.engine.drafting.together import Together
 from ramify.gpu.gpu_step import gpu_step
 from ramify.optimal import OptimalOutputs
 from ramify.sampling.mixing import Mixer
@@ -33,15 +37,23 @@ def folders(make_checkpoint: CheckpointMaker) -> tuple[Path, Path]:
 
 
 def sampler(
-    folders: tuple[Path, Path], device: torch.device, *, runs_ahead: bool = True, **options: Any
+    folders: tuple[Path, Path], device: torch.device, *, runs_ahead: bool = True, drafts: bool = False, **options: Any
 ) -> OptimalSampling:
     """An engine whose device step has the GPU's layers and sampler wherever it runs."""
     teacher, theta = map(str, folders)
-    is_eager = device.type == "cpu"  # the CPU's kernels would pack the weights, which the GPU's could not read
-    made = OptimalSampling(teacher, theta, device=device.type, enforce_eager=is_eager, **OPTIONS, **options)
+    if device.type == "cpu":  # the CPU's kernels would pack the weights, which the GPU's could not read
+        options["enforce_eager"] = True
+    elif drafts:
+        options["speculation"] = "student"
+    made = OptimalSampling(teacher, theta, device=device.type, **OPTIONS, **options)
     if device.type == "cpu":
         mixer = Mixer(made.mixture_config)
-        made.core.device = gpu_step(models_of(made.core.device), max_num_seqs=12, max_model_len=128, mixer=mixer)
+        models = models_of(made.core.device)
+        step = gpu_step(models, max_num_seqs=12, max_model_len=128, mixer=mixer, drafts=drafts)
+        made.core.device = step
+        if drafts:
+            student = StudentDrafter(step, made.core.scheduler.managers[1], cost=0.3, role=1, max_model_len=128)
+            made.core.scheduler.speculation = Together(student)
     assert isinstance(made.core.device, DeviceStep)
     made.core.device.runs_ahead = runs_ahead
     return made
@@ -92,3 +104,16 @@ def test_running_ahead_changes_nothing(folders: tuple[Path, Path], device: torch
     in_turn = generate(sampler(folders, device, alpha_method="entropy", runs_ahead=False), n=3)
     assert ahead.generated_ids == in_turn.generated_ids
     assert ahead.alpha_history == in_turn.alpha_history
+
+
+def test_drafts_change_no_token(folders: tuple[Path, Path], device: torch.device) -> None:
+    """The student's passes in its own blocks, and their logits in the mixture."""
+    plain = generate(sampler(folders, device, alpha_method="entropy"), max_tokens=6, temperature=0.1)
+    made = sampler(folders, device, alpha_method="entropy", drafts=True)
+    with patch.object(Tempo, "length", return_value=2):
+        drafted = generate(made, max_tokens=6, temperature=0.1)
+    assert drafted.generated_ids == plain.generated_ids
+    for ours, theirs in zip(drafted.alpha_history, plain.alpha_history, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+    stats = made.stats()["engine"]
+    assert 0 < stats["accepted_tokens"] <= stats["drafted_tokens"]

@@ -33,6 +33,7 @@ class Prophet:
     """Knows what will be drawn, and tells it as often as it is told to; else it errs."""
 
     cost = 0.0
+    foreseen = None
 
     def __init__(self, truths: dict[str, list[tuple[int, ...]]], acceptance: float, seed: int = 0) -> None:
         self.truths = truths

@@ -82,8 +82,8 @@ class Device:
         self.draws: list[int] = []
         self.is_reset = False
         self.captures_prompts = False
-        self.graphs = Graphs(torch.device("cpu"))
-        self.graphs.made = {"decodes": Tally(9, 2.04), "draws": Tally(120, 0.91)}
+        self.warming_up = Graphs(torch.device("cpu")).warming_up
+        self.made = {"decodes": Tally(9, 2.04), "draws": Tally(120, 0.91)}
 
     def launch(self, plan: Any) -> Any:
         [work] = plan.works

@@ -22,8 +22,12 @@ class Drafter(Protocol):
     def cost(self) -> float:
         """What drafting one token takes, in steps of the models that are drafted for."""
 
-    def draft(self, wanted: Items[Wanted]) -> list[list[int]]:
-        """Of each, the tokens that it may draw next; none where nothing is known."""
+    @property
+    def foreseen(self) -> int | None:
+        """The role of the track whose positions it computes while it drafts, so that the step need not; None: none."""
+
+    def draft(self, wanted: Items[Wanted]) -> Items[Items[int]]:
+        """Of each, the tokens that it may draw next, or what stands for them; none where nothing is known."""
 
     def forget(self, sequence: Sequence) -> None:
         """It computes nothing more; it may never have been drafted for."""
@@ -33,3 +37,34 @@ class Drafter(Protocol):
 
     def reset(self) -> None:
         """All sequences are gone."""
+
+
+class Standing(NamedTuple):
+    """A sequence that is drafted for, as it stands when the step under way is recorded."""
+
+    sequence: Sequence
+    demands: Demands
+    num_output: int
+    last_token_id: int
+
+
+class EarlyDrafter(Drafter, Protocol):
+    """Drafts on the device, as many tokens for all sequences, and can begin before a step is recorded."""
+
+    @property
+    def most_positions(self) -> int:
+        """How many it can compute: for every sequence one more than it drafts."""
+
+    def serves(self, demands: Demands) -> bool:
+        """Whether drafts that the host does not know can be checked."""
+
+    def draft_next(self, standings: Items[Standing], num_drafted: int, length: int) -> None:
+        """For the step after the one under way, as soon as that is known: it checks this many drafted tokens of all
+        these sequences, which stand as they did before it. Does nothing where that cannot be."""
+
+    def confirm(self, standings: Items[Standing]) -> None:
+        """Those of them who go on, as they stand now: they have these drafts when they are asked for."""
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it has drafted for the next step."""

@@ -17,6 +17,7 @@ from ramify.engine.sequence import Sequence
 
 class LookupDrafter:
     cost = 0.0
+    foreseen = None
 
     def __init__(self, scope: Lookup) -> None:
         self._among_siblings = scope == "suffix"

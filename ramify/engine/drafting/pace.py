@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MOST = 8  # tokens that are drafted at a time
+from ramify.engine.plan import MOST_DRAFTED
+
+MOST = MOST_DRAFTED  # tokens that are drafted at a time
 ALLOWANCE = 0.02  # of a token, for each that is drawn
 FIRST_CREDIT = 0.5
 MOST_CREDIT = 6.0  # what went well long ago pays for little

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from ramify.engine.demands import Demands
 from ramify.engine.drafting.drafter import Drafter, Wanted
 from ramify.engine.drafting.pace import FIRST_RATE, Pace, Prices
+from ramify.engine.plan import Draw, StepResult
+from ramify.engine.schedule import Schedule
 from ramify.engine.sequence import Sequence
 
 MOST_DOUBLINGS = 5  # of the steps between two looks, where looking in vain keeps a device from running ahead
@@ -28,6 +30,8 @@ class _Open:
 
 
 class Speculation:
+    most_draws = 0  # that the device has room for in a step, if it says so
+
     def __init__(self, drafter: Drafter, *, row_cost: float, most_rows: int | None = None, stall: float = 0.0) -> None:
         """row_cost: what a row adds to a step, of what a step takes without any. most_rows: with more of them in a step
         drafts never pay. stall: what a step takes longer, of itself, where the one after it cannot be launched before
@@ -103,6 +107,14 @@ class Speculation:
     def _note_look(self, has_found: bool) -> None:
         self._num_vain = 0 if has_found else min(self._num_vain + 1, MOST_DOUBLINGS)
         self._num_rests = 0 if has_found else 2**self._num_vain
+
+    def note_launched(self, schedule: Schedule, draws: Items[Draw], drawing: Items[Sequence]) -> None:
+        """A step is under way, and these sequences draw in it."""
+
+    def note_step(
+        self, schedule: Schedule, draws: Items[Draw], drawing: Items[Sequence], result: StepResult, now: float
+    ) -> None:
+        """A step is known, and not yet recorded: what was drawn for these sequences."""
 
     def note(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         """What a step gave a sequence: a token, and before it those that were drafted and drawn."""
