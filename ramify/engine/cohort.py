@@ -22,6 +22,7 @@ from ramify.engine.plan import BlockCopy, Member, Onward
 from ramify.engine.schedule import GoingOn
 from ramify.engine.search.child import Child
 from ramify.engine.sequence import Sequence, Track
+from ramify.structured.matcher import Matcher
 
 # Columns of numbers: the position to compute next, its block, the place in the output of what is drawn after it, the
 # draw that drew its token in the step before, and the place of the last token.
@@ -56,6 +57,7 @@ class Cohort:
         self._loud: set[str] = set()  # tracks whose tokens somebody looks at as they come
         self._apart: frozenset[int] = frozenset()
         self._following: list[int] = []
+        self._matchers: list[Matcher] = []
         self._fresh: set[str] = set()  # who came since the last step, by track
         self._changed: set[int] = set()
         self._is_kept = False  # the last step has these very columns
@@ -146,6 +148,7 @@ class Cohort:
         if not self._is_kept:
             self._apart = frozenset(self._index_of[key] for key in self._loud)
             self._following = [index for index, member in enumerate(members) if member.matcher is not None]
+            self._matchers = [member.matcher for member in members if member.matcher is not None]
         onward = Onward(
             members,
             sorted(self._changed),
@@ -156,6 +159,7 @@ class Cohort:
             tables=self._tables,
             sources=source.copy(),
             following=self._following,
+            matchers=self._matchers,
         )
         ending = np.flatnonzero(place == last_place).tolist()
         position += 1

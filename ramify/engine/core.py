@@ -191,6 +191,7 @@ class EngineCore:
             return None
         self._is_torn = True
         output = self.requests.stop(group, FinishReason.ABORT)
+        self._draw_if_nobody_is_left()
         self._is_torn = False
         return output
 
@@ -218,11 +219,14 @@ class EngineCore:
         try:
             self.requests.last_step = IterationStats(timestamp=self.clock())
             now, self._under_way = self._under_way or self._launch(self.scheduler.schedule()), None
+            ahead: Schedule | None = None
             if self.device.runs_ahead and self._may_run_ahead(now.schedule):
                 self._expect(now)
                 if self.scheduler.has_any_to_go_on():
                     ahead = self.scheduler.schedule(may_preempt=False)
-                    self._under_way = None if ahead.is_empty else self._launch(ahead)
+            now.make_draws()  # whose masks were found meanwhile
+            if ahead is not None and not ahead.is_empty:
+                self._under_way = self._launch(ahead)
             result = now.result()
             if self._under_way is not None:
                 self._under_way.tell(now, result)
@@ -230,8 +234,7 @@ class EngineCore:
                 told = (now.schedule, now.plan.draws, now.drawing, result, self.clock())
                 self.scheduler.speculation.note_step(*told)
             outputs = self._recorder.record(now, result)
-            if self._under_way is not None:
-                self._under_way.make_draws()
+            self._draw_if_nobody_is_left()
             in_use = sum(manager.num_in_use for manager in self.scheduler.managers)
             self.metrics = self.metrics.after(self.last_step, in_use)
             if now.schedule.is_empty and self.scheduler.waiting and not self.scheduler.running:
@@ -242,6 +245,11 @@ class EngineCore:
             raise
         self._is_torn = False
         return outputs
+
+    def _draw_if_nobody_is_left(self) -> None:
+        """Nobody knows when the next step is."""
+        if self._under_way is not None and not self.requests.groups:
+            self._under_way.make_draws()
 
     def _may_run_ahead(self, schedule: Schedule) -> bool:
         """Whether the step after this one can be decided now. What is guessed follows from what is known."""

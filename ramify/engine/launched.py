@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from ramify.engine.plan import Draw, Plan, StepResult, Ticket
@@ -40,21 +41,17 @@ class Launched:
         return self.ticket()
 
     def tell(self, before: Launched, result: StepResult) -> None:
-        """Grammars take the tokens of the step before, and the draws are made; later, if others find the masks."""
+        """Grammars take the tokens of the step before, and the draws are made: later, if others find the masks, so that
+        the host goes on meanwhile."""
         if self.draw is None:
             return
-        told: list[Matcher] = []
-        rows: list[int] = []  # of theirs among all whose masks are asked for
-        token_ids, onward = result.token_ids, self.plan.onward
+        told: Items[Matcher] = ()
+        token_ids, faults, onward = result.token_ids, result.faults, self.plan.onward
         if onward is not None:
-            sources = onward.sources.tolist()
-            for row, index in enumerate(onward.following):
-                matcher, source = onward.members[index].matcher, sources[index]
-                if matcher is not None and source not in result.faults:
+            told, sources = onward.matchers, onward.sources[onward.following].tolist()
+            for matcher, source in zip(told, sources, strict=True):
+                if source not in faults:
                     matcher.take(token_ids[source])
-                    if not matcher.is_over:
-                        told.append(matcher)
-                        rows.append(row)
         pending = [
             (draw.matcher, sequence)
             for draw, sequence in zip(self.plan.draws, self.drawing, strict=True)
@@ -64,9 +61,9 @@ class Launched:
             places = before.places()
             for matcher, sequence in pending:
                 source = places[sequence.seq_id]
-                if source not in result.faults:
+                if source not in faults:
                     matcher.take(token_ids[source])
-        if not ask_early(told, rows):
+        if not ask_early(told):
             self.make_draws()
 
     def make_draws(self) -> None:

@@ -179,6 +179,7 @@ class Onward:
     tables: Sequence[tuple[int, ...]]  # (M) the blocks of all positions up to these
     sources: Integers  # (M,) which draw of the plan before drew the token
     following: Sequence[int] = ()  # members that follow a grammar
+    matchers: Sequence[Matcher] = ()  # theirs
 
     def keys(self) -> list[str]:
         return [member.key for member in self.members]

@@ -100,10 +100,13 @@ class MaskWorkers:
     def next_number(self) -> int:
         return next(self._numbers)
 
-    def ask_early(self, matchers: Sequence[RemoteMatcher], rows: Sequence[int]) -> None:
-        """The next step will ask about these first."""
+    def ask_early(self, matchers: Sequence[RemoteMatcher]) -> None:
+        """The next step will ask about these first, in this order."""
         self._finish_early()
-        area = 1 - self._last_area
+        rows, area = list(range(len(matchers))), 1 - self._last_area
+        if any(matcher.is_over for matcher in matchers):
+            rows = [row for row in rows if not matchers[row].is_over]
+            matchers = [matchers[row] for row in rows]
         self._early = _Early(matchers, rows, area, self._send(matchers, rows, area))
 
     def find(self, matchers: Sequence[RemoteMatcher], rows: Sequence[int], area: int) -> dict[int, str]:
@@ -127,13 +130,13 @@ class MaskWorkers:
         """Returns who was asked for what: an output's number, its last token, its row, and so on."""
         asked: dict[_Worker, list[int]] = {}
         for matcher, row in zip(matchers, rows, strict=True):
-            untold, last = matcher.untold, NOTHING
-            if untold:
-                last = untold.pop()
-                if untold:
-                    matcher.worker.request("take", matcher.number, untold)
-                    matcher.untold = []
-            asked.setdefault(matcher.worker, []).extend((matcher.number, last, row))
+            untold = matcher.untold
+            if len(untold) > 1:
+                matcher.tell(keeping_last=True)
+            entries = asked.get(matcher.worker)
+            if entries is None:
+                entries = asked[matcher.worker] = []
+            entries += (matcher.number, untold.pop() if untold else NOTHING, row)
         for worker, entries in asked.items():
             worker.send(struct.pack(f"4B{len(entries)}i", STEP, area, 0, 0, *entries))
         return asked
@@ -225,7 +228,7 @@ class RemoteMatcher(Matcher):
         """Before the first token it begins by itself, where the next worker can follow it."""
         if not self.num_taken:
             return self.workers.begin(self._key, self.ends)
-        self._tell()
+        self.tell()
         number = self.workers.next_number()
         self.worker.request("fork", self.number, number)
         copy = RemoteMatcher(self.workers, self.worker, number, self._key, self.ends)
@@ -236,20 +239,21 @@ class RemoteMatcher(Matcher):
         if self.is_over:
             return self.ends.mask
         self.workers.settle()
-        self._tell()
+        self.tell()
         said = self.worker.ask("presume", self.number, list(token_ids))
         if said is None or said[:1] == FAULT:
             raise GrammarFaultError(LOST if said is None else said[1:].decode())
         return None if said == NO_WAY else np.frombuffer(said[1:], np.uint32)
 
-    def _tell(self) -> None:
-        if self.untold:
-            self.worker.request("take", self.number, self.untold)
-            self.untold = []
+    def tell(self, *, keeping_last: bool = False) -> None:
+        told = len(self.untold) - keeping_last
+        if told > 0:
+            self.worker.request("take", self.number, self.untold[:told])
+            del self.untold[:told]
 
     @classmethod
-    def ask_all(cls, matchers: Sequence[RemoteMatcher], rows: Sequence[int]) -> bool:
-        matchers[0].workers.ask_early(matchers, rows)
+    def ask_all(cls, matchers: Sequence[RemoteMatcher]) -> bool:
+        matchers[0].workers.ask_early(matchers)
         return True
 
     @classmethod

@@ -77,9 +77,9 @@ class Matcher:
         raise NotImplementedError
 
     @classmethod
-    def ask_all(cls, matchers: Sequence[Any], rows: Sequence[int]) -> bool:
+    def ask_all(cls, matchers: Sequence[Any]) -> bool:
         """Begins to find what `find_all` will be asked for in a step's area; returns whether it can."""
-        del matchers, rows
+        del matchers
         return False
 
     @classmethod
@@ -105,10 +105,10 @@ def num_words(asked: Iterable[Asked]) -> int:
     return len(next(iter(asked)).matcher.ends.mask)
 
 
-def ask_early(matchers: Sequence[Matcher], rows: Sequence[int]) -> bool:
-    """The next step will ask what may follow these, in these rows: returns whether others find that meanwhile."""
-    kinds = {type(matcher) for matcher in matchers}
-    return len(kinds) == 1 and kinds.pop().ask_all(matchers, rows)
+def ask_early(matchers: Sequence[Matcher]) -> bool:
+    """The next step will ask what may follow these, in the first rows: returns whether others find that meanwhile."""
+    kinds = set(map(type, matchers))
+    return len(kinds) == 1 and kinds.pop().ask_all(matchers)
 
 
 def write_masks(asked: Sequence[Asked], into: Mask, area: Area | None = None) -> dict[int, str]:

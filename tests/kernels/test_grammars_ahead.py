@@ -144,7 +144,7 @@ def test_they_run_ahead_beside_rows_without_a_grammar(kind: str) -> None:
         finished |= {output.request_id: output for output in core.step()}
         under_way = core._under_way
         if under_way is not None:
-            assert under_way.ticket is not None, "its draws were made"
+            assert under_way.ticket is not None, "its draws were made"  # no others find its masks
             num_ahead += 1
             onward = under_way.plan.onward
             followed = max(followed, 0 if onward is None else len(onward.following))
