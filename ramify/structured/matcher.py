@@ -107,7 +107,7 @@ def num_words(asked: Iterable[Asked]) -> int:
 
 def ask_early(matchers: Sequence[Matcher]) -> bool:
     """The next step will ask what may follow these, in the first rows: returns whether others find that meanwhile."""
-    kinds = set(map(type, matchers))
+    kinds = {type(matcher) for matcher in matchers}
     return len(kinds) == 1 and kinds.pop().ask_all(matchers)
 
 

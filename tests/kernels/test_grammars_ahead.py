@@ -101,9 +101,19 @@ def worlds(draw: st.DrawFn) -> Setting:
     )
 
 
-@given(world=worlds(), data=st.data())
+@given(world=worlds(), is_late=st.booleans(), data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_every_schedule_gives_what_each_request_would_get_alone(world: Setting, data: st.DataObject) -> None:
+def test_every_schedule_gives_what_each_request_would_get_alone(
+    world: Setting, is_late: bool, data: st.DataObject
+) -> None:
+    """Late: draws wait for the next step to be scheduled, as where others find their masks."""
+    with pytest.MonkeyPatch.context() as patch:
+        if is_late:
+            patch.setattr("ramify.engine.launched.ask_early", bool)
+        run(world, data)
+
+
+def run(world: Setting, data: st.DataObject) -> None:
     kernels = MaskedTorchKernels(padded(world.max_num_seqs), VOCAB, CPU, "raw")
     engine = following(engine_for(world, kernels=kernels))
     pending = list(enumerate(world.requests))
@@ -195,6 +205,27 @@ def test_two_models_follow_one_grammar_a_step_ahead() -> None:
         assert bool(awaited) == bool(options)
         found.append([tokens_of(finished[str(number)]) for number in range(3)])
     assert found[0] == found[1]
+
+
+def test_nothing_is_left_to_draw_when_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws wait for the next act, in which the host goes on while others find masks; but not for one that may never
+    come."""
+    monkeypatch.setattr("ramify.engine.launched.ask_early", bool)  # as if they were found elsewhere
+    core = following(fake_engine(runs_ahead=True, kernels=MaskedTorchKernels(16, VOCAB, CPU, "raw")))
+    params = SamplingParams(seed=1, max_tokens=9, structured_outputs=STRUCTURE)
+    core.add_request(Request("a", None, [1, 2], params))
+    for _ in range(3):
+        core.step()
+
+    def is_drawn() -> bool:
+        assert core._under_way is not None
+        return core._under_way.ticket is not None
+
+    assert not is_drawn()
+    core.abort("a")
+    assert is_drawn()
+    core.add_request(Request("b", None, [1, 2], params))
+    assert tokens_of(run_all(core)["b"]) == alone([1, 2], params)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
