@@ -7,7 +7,6 @@ that are only presumed, have one each.
 from __future__ import annotations
 
 import json
-import mmap
 import signal
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,51 +14,16 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ramify.process.bounded_child import LENGTH, read_frame
 from ramify.structured.grammar_child import Vocabulary, build
 from ramify.structured.limited_strings import LimitedStrings
+from ramify.structured.mask_frames import FAULT, MASK, NO_WAY, NOTHING, STEP, Setup, shared
 from ramify.structured.mask_threads import Mask, MaskThreads
 from ramify.structured.matcher import Beginning, Ends, GrammarFaultError, LocalMatcher
 from ramify.structured.plain_tokens import PlainTokens
 from ramify.structured.roots import Roots
 from ramify.structured.string_limits import StringLimits
-
-STEP, REQUEST = b"SR"  # first bytes of frames
-MASK, NO_WAY, FAULT = b"M", b"N", b"F"  # first bytes of what is said of presumed tokens
-NOTHING = -1  # in the place of a token
-PAGE_WORDS = 1_024
-
-
-class Setup(NamedTuple):
-    """The first frame."""
-
-    tokens: list[bytes]
-    special_token_ids: list[int]
-    file: int  # memory that is shared: a page, in which each worker says how far it is, then areas of masks
-    shape: tuple[int, int, int]  # areas, rows, words of uint32
-    place: int  # of this worker, among all
-
-    def spelled(self) -> bytes:
-        return json.dumps([[token.hex() for token in self.tokens], *self[1:]]).encode()
-
-    @classmethod
-    def read(cls, frame: bytes) -> Setup:
-        tokens, special_token_ids, file, shape, place = json.loads(frame)
-        areas, rows, words = shape
-        return cls([bytes.fromhex(token) for token in tokens], special_token_ids, file, (areas, rows, words), place)
-
-
-def shared(file: int, shape: tuple[int, int, int]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """How far each worker is, and the areas."""
-    memory = mmap.mmap(file, num_bytes(shape))
-    words = np.frombuffer(memory, np.uint32)
-    return words[:PAGE_WORDS], words[PAGE_WORDS:].reshape(shape)
-
-
-def num_bytes(shape: tuple[int, int, int]) -> int:
-    return 4 * (PAGE_WORDS + int(np.prod(shape)))
 
 
 class _Grammar(NamedTuple):

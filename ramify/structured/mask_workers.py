@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ramify.process.bounded_child import LENGTH, read_frame
+from ramify.structured.mask_frames import FAULT, NO_WAY, NOTHING, REQUEST, STEP, Setup, num_bytes, shared
 from ramify.structured.mask_threads import WORD, Mask
-from ramify.structured.mask_worker import FAULT, NO_WAY, NOTHING, REQUEST, STEP, Setup, num_bytes, shared
 from ramify.structured.matcher import Area, Asked, Ends, GrammarFaultError, Matcher
 from ramify.structured.string_limits import StringLimits
 
