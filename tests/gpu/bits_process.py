@@ -129,9 +129,9 @@ def main(folder: str, schedule: str, out: str) -> None:
         told[each] = dict(zip(numbers, answers, strict=True)), counts
         seconds = {"start": round(ready - began, 1), "requests": round(time.perf_counter() - ready, 1)}
         print(json.dumps({"shape": Path(folder).name, "schedule": each, **seconds, **counts}), flush=True)
+        Path(out).write_bytes(pickle.dumps(told))  # what is told is there, however this ends
         del llm, watch
         gc.collect()
-    Path(out).write_bytes(pickle.dumps(told))
 
 
 if __name__ == "__main__":
