@@ -39,10 +39,11 @@ import ramify
 
 # The command line, the server, engines in other processes and machines, data for distillation, others' programs.
 AROUND = ("cli", "server", "remote", "replicas", "ray", "distill", "integrations")
-AROUND += ("structured.grammar_child",)  # the program of a process, started where grammars are asked for
 AROUND = tuple(f"ramify.{name}" for name in AROUND)
+# Programs of processes, started where grammars are asked for.
+PROGRAMS = ("ramify.structured.grammar_child", "ramify.structured.mask_worker")
 for module in pkgutil.walk_packages(ramify.__path__, "ramify."):
-    if not module.name.startswith(AROUND):
+    if not module.name.startswith(AROUND) and module.name not in PROGRAMS:
         importlib.import_module(module.name)
 for name in ramify.__all__:
     getattr(ramify, name)
