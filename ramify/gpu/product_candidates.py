@@ -58,13 +58,13 @@ SPLITS = (1, 2, 3, 4, 6, MOST_SPLITS)
 class Chip:
     processors: int
     shared_memory: int  # bytes that one program may take, about all that its processor has
-    is_hopper: bool = False  # or what came after it: has a copy engine, and can overlap kernels
+    is_hopper: bool = False  # has the matrix units and the copy engine that kernels which stay are written for
 
     @classmethod
     def of(cls, device: torch.device) -> Chip:
         properties = torch.cuda.get_device_properties(device)
         memory = int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
-        return cls(properties.multi_processor_count, memory, properties.major >= 9)
+        return cls(properties.multi_processor_count, memory, properties.major == 9)
 
     def holds(self, form: object, product: Product, rows: int) -> bool:
         """Whether a form can serve so many rows of a product here; one row has forms of its own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -120,6 +121,19 @@ def test_candidates_are_few_fit_and_include_the_vendors(product: Product, chip: 
             if isinstance(form, Tiles):
                 assert form.splits == 1 or product.role in ("read", "added")
                 assert -(-product.columns // form.columns) >= form.splits
+
+
+@pytest.mark.parametrize(("major", "is_hopper"), [(8, False), (9, True), (10, False)])
+def test_only_hopper_has_what_forms_that_stay_are_written_for(
+    monkeypatch: pytest.MonkeyPatch, major: int, is_hopper: bool
+) -> None:
+    """What comes after it has no `wgmma`: such a kernel would not compile there."""
+    facts = SimpleNamespace(multi_processor_count=148, shared_memory_per_block_optin=227 * 1024, major=major)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: facts)
+    chip = Chip.of(torch.device("cuda"))
+    assert chip.is_hopper == is_hopper
+    assert any(isinstance(form, TileStream) for form in candidates(QKV, 32, chip)) == is_hopper
+    assert any(isinstance(form, RowStream) for form in candidates(QKV, 1, chip)) == is_hopper
 
 
 def test_one_rows_forms_may_be_asked_for_by_kind() -> None:
