@@ -143,6 +143,19 @@ def children_of(pid: int) -> list[int]:
     ]
 
 
+def wait_until_it_has(url: str, count: int) -> None:
+    """Until the server's engine has so many sequences: who asks for a whole reply hears nothing before its end."""
+    deadline, has = time.monotonic() + SECONDS, 0.0
+    while has < count:
+        assert time.monotonic() < deadline, f"only {has} of {count} have arrived"
+        lines = httpx.get(f"{url}/metrics", timeout=SECONDS).text.splitlines()
+        has = sum(
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith(("ramify_sequences_running", "ramify_sequences_waiting"))
+        )
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks processes up in /proc")
 def test_a_server_whose_engine_is_killed_tells_every_client_and_ends(options: dict[str, Any]) -> None:
     """Ten clients are in the middle of their streams, and one waits for a whole reply."""
@@ -172,6 +185,7 @@ def test_a_server_whose_engine_is_killed_tells_every_client_and_ends(options: di
         for thread in threads:
             thread.start()
         begun.wait()
+        wait_until_it_has(url, 11)
         [engine] = children_of(server.popen.pid)
         os.kill(engine, signal.SIGKILL)
         killed = time.monotonic()
