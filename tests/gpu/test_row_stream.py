@@ -22,9 +22,9 @@ CASES: list[Case] = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("extras", [{"norm", "bias"}, {"adds"}, {"norm", "bias", "adds"}], ids=str)
+@pytest.mark.parametrize("extras", [("norm", "bias"), ("adds",), ("norm", "bias", "adds")], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_row_stream(device: torch.device, dtype: torch.dtype, case: Case, extras: set[str]) -> None:
+def test_row_stream(device: torch.device, dtype: torch.dtype, case: Case, extras: tuple[str, ...]) -> None:
     outputs, columns, tiles = case
     torch.manual_seed(outputs)
     x, weight = numbers(device, dtype, 1, columns), numbers(device, dtype, outputs, columns)
