@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ class Ends(NamedTuple):
         return cls(unique, bits_of(unique, num_tokens + 1))
 
 
-class Matcher:
+class Matcher(ABC):
     """Follows the tokens of one output. Forks go on by themselves; what they share is never changed."""
 
     __slots__ = ("ends", "is_over", "num_taken", "untold")
@@ -69,12 +70,13 @@ class Matcher:
         self.catch_up(output, len(output) - num_presumed)
         return self.presume(output[len(output) - num_presumed :])
 
+    @abstractmethod
     def fork(self) -> Matcher:
-        raise NotImplementedError
+        """One that goes on from here by itself."""
 
+    @abstractmethod
     def presume(self, token_ids: Sequence[int]) -> Mask | None:
         """What may follow all that it has taken and these, which it does not take."""
-        raise NotImplementedError
 
     @classmethod
     def ask_all(cls, matchers: Sequence[Any]) -> bool:
@@ -83,6 +85,7 @@ class Matcher:
         return False
 
     @classmethod
+    @abstractmethod
     def find_all(
         cls, matchers: Sequence[Any], rows: Sequence[int], into: Mask, area: Area | None = None
     ) -> dict[int, str]:
@@ -90,7 +93,6 @@ class Matcher:
 
         Returns what is wrong with which row: a grammar that cannot be followed any further allows nothing.
         """
-        raise NotImplementedError
 
 
 class Asked(NamedTuple):
