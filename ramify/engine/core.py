@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from contextlib import suppress
-from dataclasses import replace
 from typing import Protocol
 
 from ramify.engine.capacity import Capacity
@@ -16,14 +15,13 @@ from ramify.engine.kept import KeptPrefixes
 from ramify.engine.launched import Launched
 from ramify.engine.metrics import EngineMetrics, IterationStats, TrackCounts
 from ramify.engine.open_requests import OpenRequests
-from ramify.engine.plan import Draw, Plan, PromptReport, Ticket, quickly
-from ramify.engine.prompt_reports import prompt_reports
+from ramify.engine.plan import Plan, Ticket
+from ramify.engine.planning import make_plan
 from ramify.engine.recorder import Recorder
 from ramify.engine.request import Request
 from ramify.engine.schedule import Schedule
 from ramify.engine.scheduler import Scheduler
 from ramify.engine.search.child import Ledger
-from ramify.engine.search.chosen import ChosenSearches
 from ramify.engine.search.group import Group
 from ramify.engine.search.logprob_rows import Decode
 from ramify.engine.sequence import Sequence
@@ -258,7 +256,8 @@ class EngineCore:
         return self.scheduler.speculation is None or self.scheduler.speculation.rests()
 
     def _launch(self, schedule: Schedule) -> Launched:
-        launched = Launched(schedule, *self._plan(schedule))
+        planned = make_plan(schedule, self.requests.groups, self.last_step, device_chooses=self.device.chooses)
+        launched = Launched(schedule, *planned)
         if launched.awaits_tokens:
             launched.draw = self.device.begin(launched.plan)
         else:
@@ -294,40 +293,6 @@ class EngineCore:
                 self.scheduler.go_on_unseen(sequence, child, demands, number, is_quiet=demands.is_quiet)
             else:
                 sequence.is_blocked = True
-
-    def _plan(self, schedule: Schedule) -> tuple[Plan, list[Sequence]]:
-        """What is asked of the device, and the sequences that its draws continue."""
-        now = self.last_step.timestamp
-        draws: list[Draw] = []
-        drawing: list[Sequence] = []
-        reports: list[PromptReport] = []
-        searches = ChosenSearches()
-        for sequence, rows, caught_up in schedule.sequences:
-            request_id = sequence.request_id
-            group = self.requests.groups[request_id]
-            demands = group.demands
-            if group.metrics.first_scheduled_time is None:
-                group.metrics = replace(group.metrics, first_scheduled_time=now)
-                self.last_step.record_queue_time(now - group.metrics.arrival_time)
-            if demands.params.prompt_logprobs is not None:
-                reports += prompt_reports(group, sequence, rows, schedule, caught_up=caught_up)
-            if not caught_up or demands.longest_output == 0:
-                continue
-            output, parent = sequence.data.output_token_ids, sequence.child
-            position = len(output) + sequence.num_pending
-            for child in (parent,) if position else range(demands.num_first_draws):
-                draws.append(
-                    quickly(Draw, (request_id, parent, child, position, rows, demands, output, 0, sequence.matcher))
-                )
-                drawing.append(sequence)
-            is_decode = position and not rows[0].offset  # not one that computes again what it had
-            if is_decode and demands.is_chosen_by_kernels and self.device.chooses:
-                searches.add(group, sequence, len(draws) - 1)
-            if sequence.drafted:
-                draws += draws.pop().run_over(sequence.drafted)
-                drawing += [sequence] * len(sequence.drafted)
-        onward = None if schedule.going_on is None else schedule.going_on.onward
-        return Plan(schedule.works, draws, reports, onward, searches.selections()), drawing
 
     def _give_up(self, sequence: Sequence) -> RequestOutput:
         """Ends a request that waits for blocks which nobody will free: nothing runs, and what is kept stays."""

@@ -24,6 +24,7 @@ from ramify.gpu.kernels import block_decode as blocks
 from ramify.gpu.kernels import decode_attention as decode
 from ramify.gpu.kernels import hopper_prefix as hopper
 from ramify.gpu.kernels import prefix_attention as prefix
+from ramify.gpu.kernels.early_decode import early_decode
 from ramify.gpu.kernels.overlap import can_overlap
 from ramify.gpu.kernels.stretches import Cuts, EvenCuts, PositionCuts, PrefixTiles
 from ramify.gpu.kernels.walk import EXACT_BLOCK_M
@@ -38,6 +39,8 @@ _HEADER = 16
 _ALIGNED = 4  # int32s in 16 bytes: Triton compiles for aligned pointers apart
 _PROCESSORS_WITHOUT_A_GPU = 1
 SHARED_MEMORY = 227 * 1024
+# Of row and key-value head, up to which keys and values come before the wait (kernels/early_decode.py).
+EARLY_PAIRS = 64
 WALKS_PER_PROCESSOR = 4  # at a time, of exact decodes
 
 
@@ -47,7 +50,7 @@ class PagedDecode:
     `max_parts` bounds the parts of one step (see WorkList) and with them the items. Where rows are cut follows from
     their number unless `cuts` says it; `exact`: a row's output has the same bits in any company (kernels/walk.py), if
     cuts are by position. The options are keyword arguments of the kernels' launch functions, for
-    measuring.
+    measuring; so is the most pairs of row and key-value head that are read early.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class PagedDecode:
         exact: bool = False,
         decode_options: Mapping[str, Any] | None = None,
         prefix_options: Mapping[str, int] | None = None,
+        early_pairs: int = EARLY_PAIRS,
     ) -> None:
         processors = _PROCESSORS_WITHOUT_A_GPU
         if device.type == "cuda":
@@ -78,6 +82,7 @@ class PagedDecode:
         self._fewest_pairs = blocks.FEWEST_PAIRS
         if "tiles" in self._decode_options:
             self._block_tiles, self._fewest_pairs = self._decode_options.pop("tiles"), 0
+        self._early_pairs = 0 if exact else early_pairs
         self._overlap = can_overlap(device)
         self._is_scheduled = not exact and hopper.can_schedule(device, dtype, head_dim)
         programs = hopper.PROGRAMS_PER_PROCESSOR if self._is_scheduled else prefix.PROGRAMS_PER_PROCESSOR
@@ -198,24 +203,20 @@ class PagedDecode:
             shared = self._shared_parts if with_prefix else None
             merging = decode.Merging(self._first_part, self._num_parts, shared, self._arrived, out)
         lists = (self.tables, self._own_count, self._list, self._partials, self._lse, merging)
+        options: dict[str, Any] = {"block_size": self._block_size, "overlap": overlap}
         tiles = self._block_tiles
         if tiles is not None and queries.shape[0] * self._kv_heads >= self._fewest_pairs:
             together = max(1, SHARED_MEMORY // tiles.shared_memory(queries.shape[2], queries.itemsize))
             programs = self._processors * together * blocks.TURNS
-            options: dict[str, Any] = {"num_programs": programs, "overlap": overlap, **self._decode_options}
-            blocks.block_decode(queries, kv_layer, *lists, block_size=self._block_size, tiles=tiles, **options)
+            options |= {"num_programs": programs, **self._decode_options}
+            blocks.block_decode(queries, kv_layer, *lists, tiles=tiles, **options)
             return
         # Where rows are few, programs that would find nothing to do take their time to start and end.
         expected = queries.shape[0] * self._kv_heads * decode.PARTS_OF_A_ROW
         fewest, most = (self._processors * each for each in decode.PROGRAMS_PER_PROCESSOR)
         programs = min(max(expected, fewest), most)
-        decode.decode_attention(
-            queries,
-            kv_layer,
-            *lists,
-            block_size=self._block_size,
-            overlap=overlap,
-            exact=self._exact,
-            cuts=self._positions,
-            **{"num_programs": programs, **self._decode_options},
-        )
+        options |= {"num_programs": programs, **self._decode_options}
+        if merging is not None and not with_prefix and queries.shape[0] * self._kv_heads <= self._early_pairs:
+            early_decode(queries, kv_layer, *lists[:-1], merging, **options)
+            return
+        decode.decode_attention(queries, kv_layer, *lists, exact=self._exact, cuts=self._positions, **options)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from ramify.engine.plan import SharedPrefix
+from ramify.gpu.kernels.parts import Parts
+from ramify.gpu.kernels.rope_write import rope_and_write
 from ramify.gpu.paged import PagedDecode
 from tests.attention_truth import decode_reads
 from tests.kernels.scene import Scene, make_scene
@@ -55,3 +59,56 @@ def test_a_graph_outlives_its_lists(with_prefix: bool, dtype: torch.dtype, devic
         load(scene)
         graph.replay()
         check(out, scene)
+
+
+def test_what_the_kernel_before_writes_is_seen(device: torch.device) -> None:
+    """Rotation writes a row's newest positions while attention over them has begun; up to nine of one sequence."""
+    rows, heads, kv_heads, head_dim, blocks = 12, 16, 2, 128, 40
+    numbers = torch.Generator(device).manual_seed(0)
+    options: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
+    qkv = torch.zeros(rows, (heads + 2 * kv_heads) * head_dim, **options)
+    positions, slots = torch.zeros(2, rows, dtype=torch.int64, device=device)
+    kv = torch.randn(4 * blocks * 16, 2, kv_heads, head_dim, generator=numbers, **options)
+    queries = torch.zeros(rows, heads, head_dim, **options)
+    out = torch.zeros(rows, heads * head_dim, **options)
+    frequencies = 1e-2 * torch.ones(head_dim // 2, device=device)
+    owners = torch.tensor([0, 1, 2, *[3] * 9], device=device)  # of rows: three sequences, and drafts of a fourth
+    ahead = torch.tensor([0, 0, 0, *range(9)], device=device)
+    sizes: dict[str, Any] = {
+        "max_rows": rows,
+        "max_parts": 400,
+        "max_blocks": blocks,
+        "heads": heads,
+        "kv_heads": kv_heads,
+    }
+    early, late = (
+        PagedDecode(**sizes, head_dim=head_dim, block_size=16, **options, early_pairs=pairs) for pairs in (64, 0)
+    )
+    for paged in (early, late):
+        paged.tables[:, :] = owners[:, None] * blocks + torch.arange(blocks, device=device)
+
+    def step(paged: PagedDecode, overlap: bool) -> None:
+        qkv.mul_(1)  # a kernel that overlaps with nothing
+        pool = (positions, slots, frequencies, 1.0, queries, kv)
+        rope_and_write(Parts.whole(qkv), *pool, overlap=overlap)
+        paged.attend(queries, kv, out, with_prefix=False, overlap=overlap)
+
+    lengths = torch.tensor([1, 63, 130, 40], device=device)
+    graph = torch.cuda.CUDAGraph()
+    for turn in range(200):
+        qkv.normal_(generator=numbers)
+        positions.copy_(lengths[owners] + ahead + (3 * turn) % 400)
+        slots.copy_(owners * blocks * 16 + positions)
+        ends = [position + 1 for position in positions.tolist()]
+        for paged in (early, late):
+            paged.write_list(paged.work_list(decode_reads(ends)))
+        if turn == 0:
+            step(early, overlap=True)  # compiles
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                step(early, overlap=True)
+        kv[slots] = torch.nan  # or what stood there before might pass for what is written
+        graph.replay()
+        seen = out.clone()
+        step(late, overlap=False)
+        torch.testing.assert_close(seen, out, atol=2e-2, rtol=2e-2)

@@ -22,6 +22,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from ramify.gpu.kernels import block_decode
 from ramify.gpu.kernels import causal_attention
 from ramify.gpu.kernels import decode_attention
+from ramify.gpu.kernels import early_decode
 from ramify.gpu.kernels import hopper_prefix
 from ramify.gpu.kernels import prefix_attention
 from ramify.gpu.kernels import prompt_attention
@@ -61,6 +62,10 @@ for merges, shared in ((True, True), (True, False), (False, False)):
     print(shared_memory(d._decode, d.NUM_WARPS, d.NUM_STAGES, BLOCK_N=d.BLOCK_N, EXACT=False, **own))
     exact = {"BLOCK_N": EXACT_BLOCK_N[size], "EXACT": True}
     print(shared_memory(d._decode, d.NUM_WARPS, d.NUM_STAGES, True, **exact, **own))
+e = early_decode
+for overlap in (True, False):
+    held = {"PADDED_QUERIES": 16, "BLOCK_N": e.BLOCK_N, "TAIL": e.TAIL, "AT_ONCE": e.PARTS_AT_ONCE, "OVERLAP": overlap}
+    print(shared_memory(e._early_decode, e.NUM_WARPS, e.NUM_STAGES, **held, **common))
 tile = {"BLOCK_M": p.BLOCK_M[size], "BLOCK_N": p.BLOCK_N[size]}
 print(shared_memory(p._prefix, p.NUM_WARPS, p.NUM_STAGES, **tile, EXACT=False, **common))
 h = hopper_prefix
@@ -101,5 +106,5 @@ def test_kernels_compile(number: str, head_dim: int) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    kernels = 10 if number == "fp32" else 17
+    kernels = 12 if number == "fp32" else 19
     assert [int(line) <= SHARED_MEMORY for line in done.stdout.split()] == [True] * kernels

@@ -68,15 +68,24 @@ def check(out: torch.Tensor, scene: Scene) -> None:
     torch.testing.assert_close(out.cpu().double(), scene.whole_attention(), atol=tolerance, rtol=tolerance)
 
 
+LATE: dict[str, Any] = {**SMALL, "early_pairs": 0}
+
+
 @pytest.mark.parametrize("shared", [(), SHARED], ids=["alone", "shared"])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (7, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (7, 1), (18, 1)])
+@pytest.mark.parametrize("options", [SMALL, LATE], ids=["early", "late"])
 def test_a_step(
-    shared: Sequence[SharedPrefix], heads: int, kv_heads: int, dtype: torch.dtype, device: torch.device
+    options: Mapping[str, Any],
+    shared: Sequence[SharedPrefix],
+    heads: int,
+    kv_heads: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> None:
     scene = make_scene(
         LENGTHS, shared, heads=heads, kv_heads=kv_heads, head_dim=32, block_size=16, dtype=dtype, device=device
     )
-    paged = paged_for(scene)
+    paged = paged_for(scene, options=options if heads < 16 else {**options, "prefix_options": {"block_m": 32}})
     paged.write_list(paged.work_list(decode_reads(scene.lengths, scene.shared)))
     check(attend(paged, scene), scene)
 
@@ -101,6 +110,20 @@ def test_nan_in_what_some_rows_share_shows_in_these_alone(device: torch.device) 
     out = attend(paged, scene)
     assert out.isnan().all(1).nonzero().flatten().tolist() == [5, 6, 8]
     assert not out[[0, 1, 2, 3, 4, 7, 9, 10]].isnan().any()
+
+
+@pytest.mark.parametrize("options", [SMALL, LATE], ids=["early", "late"])
+@pytest.mark.parametrize("position", [0, 15, 60, 149])
+def test_nan_of_one_row_shows_in_it_alone(options: Mapping[str, Any], position: int, device: torch.device) -> None:
+    """And what lies in a block behind a row's last position shows nowhere."""
+    scene = make_scene(LENGTHS, heads=4, kv_heads=2, head_dim=32, block_size=16, dtype=torch.float32, device=device)
+    scene.kv[scene.tables[2, position // 16] * 16 + position % 16, 1] = torch.nan  # row 2 has 150 positions
+    scene.kv[scene.tables[0, 4] * 16 + 6 :][:10] = torch.nan  # row 0 has 70
+    paged = paged_for(scene, options=options)
+    paged.write_list(paged.work_list(decode_reads(scene.lengths)))
+    out = attend(paged, scene)
+    assert out.isnan().all(1).nonzero().flatten().tolist() == [2]
+    assert out.isnan().any(1).nonzero().flatten().tolist() == [2]
 
 
 def test_one_list_after_the_other(device: torch.device) -> None:
