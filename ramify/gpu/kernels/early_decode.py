@@ -78,9 +78,10 @@ def _early_decode(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     BLOCK_N: tl.constexpr,
     TAIL: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    STARTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    start_next(OVERLAP)
+    start_next(OVERLAP and STARTS == 0)
     num_items = tl.load(count + NUM_ITEMS)
     first_item = items + tl.load(count + FIRST_ITEM)
     heads: tl.constexpr = KV_HEADS * QUERIES_PER_ROW
@@ -120,6 +121,7 @@ def _early_decode(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         last_values = tl.load(last + to_values, mask=is_last[:, None], other=0.0, volatile=True)
         if OVERLAP:
             tile, last_keys, last_values = _all_there(tile, last_keys, last_values)
+        start_next(OVERLAP and STARTS == 1)
         scores = tl.dot(tile, tl.trans(keys), input_precision="ieee") * scale
         scores = tl.where(inside[None, :], scores, float("-inf"))
         last_scores = tl.dot(tile, tl.trans(last_keys), input_precision="ieee") * scale
@@ -224,6 +226,7 @@ def early_decode(
     overlap: bool = False,
     block_n: int = BLOCK_N,
     num_warps: int = NUM_WARPS,
+    starts: int = 0,
 ) -> None:
     """As decode_attention, without shared prefixes. What was written of a row before the kernel before this one began
     is all but its last TAIL positions at most."""
@@ -256,6 +259,7 @@ def early_decode(
         BLOCK_N=block_n,
         TAIL=max(TAIL, padded),
         AT_ONCE=PARTS_AT_ONCE,
+        STARTS=starts,
         num_warps=num_warps,
         num_stages=NUM_STAGES,
         **launch_options(overlap),

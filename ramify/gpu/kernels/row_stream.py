@@ -10,6 +10,8 @@ no more fit; and the first tiles are on their way while the kernels before are s
 Gluon, Triton's lower language, for numbers of two bytes.
 """
 
+# ruff: noqa: RUF005 - the compiler knows no starred tuples
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -39,9 +41,9 @@ class RowStream:
     warps: int
     programs: int
 
-    def shared_memory(self, columns: int, itemsize: int, *, num_weights: int = 1, is_normed: bool = True) -> int:
+    def shared_memory(self, columns: int, itemsize: int, *, num_weights: int = 1) -> int:
         """The bytes that a program takes, with a row of so many columns."""
-        lines = (2 if is_normed else 1) * -(-columns // self.columns)
+        lines = -(-columns // self.columns)
         return itemsize * self.columns * (self.stages * num_weights * self.outputs + lines) + SCRATCH
 
 
@@ -101,6 +103,32 @@ def _source(weight, block, outputs, columns, lane, OUTPUTS: gl.constexpr, LAYOUT
 
 
 @gluon.jit
+def _line(source, column, columns):  # type: ignore[no-untyped-def]
+    return gl.load(source + column, mask=column < columns, other=0.0, volatile=True)
+
+
+@gluon.jit
+def _of_outputs(  # type: ignore[no-untyped-def]
+    source,
+    block,
+    outputs,
+    OUTPUTS: gl.constexpr,
+    LAYOUT: gl.constexpr,
+    WANTED: gl.constexpr,
+    PAIRED: gl.constexpr,
+):
+    """What stands in `source` for a block of outputs, and behind all outputs for the pair; if not wanted, zeros."""
+    nothing = gl.zeros([OUTPUTS], gl.float32, layout=gl.SliceLayout(1, LAYOUT))
+    output = block * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, LAYOUT))
+    own, pair = nothing, nothing
+    if WANTED:
+        own = gl.load(source + output, mask=output < outputs, other=0.0, volatile=True).to(gl.float32)
+        if PAIRED:
+            pair = gl.load(source + outputs + output, mask=output < outputs, other=0.0, volatile=True).to(gl.float32)
+    return own, pair
+
+
+@gluon.jit
 def _row_stream(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     x,
     weight,
@@ -131,17 +159,11 @@ def _row_stream(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     if PAIRED:
         pairs = gl.allocate_shared_memory(number, [STAGES, OUTPUTS, COLUMNS], plain)
     row = gl.allocate_shared_memory(number, [CHUNKS, COLUMNS], line)
-    if NORMED:
-        of_norm = gl.allocate_shared_memory(number, [CHUNKS, COLUMNS], line)
     lane = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, tiled))
     blocks = gl.cdiv(outputs, OUTPUTS)
     chunks = gl.cdiv(columns, COLUMNS)
     to_pair = outputs.to(gl.int64) * columns
 
-    if NORMED:
-        for each in gl.static_range(CHUNKS):
-            column = each * COLUMNS + lane
-            async_copy.async_copy_global_to_shared(of_norm.index(each), norm_weight + column, mask=column < columns)
     # What is copied next: chunk `ahead` of the block `coming`; after the last block nothing.
     coming = gl.program_id(0)
     ahead = 0
@@ -160,28 +182,37 @@ def _row_stream(  # type: ignore[no-untyped-def]  # noqa: PLR0915
             coming += gl.num_programs(0)
             source = _source(weight, coming, outputs, columns, lane, OUTPUTS, tiled)
             end = gl.where(coming < blocks, columns, 0)
+    # Whatever is read only once is asked for at once, and as volatile: the compiler would move it to where it is used.
+    norm_values = ()
+    if NORMED:
+        for each in gl.static_range(CHUNKS):
+            norm_values = norm_values + (_line(norm_weight, each * COLUMNS + lane, columns),)
+    own_bias, pair_bias = _of_outputs(bias, gl.program_id(0), outputs, OUTPUTS, tiled, HAS_BIAS, PAIRED)
     if OVERLAP:
         gdc_wait()
 
+    values_of_row = ()
     for each in gl.static_range(CHUNKS):
-        column = each * COLUMNS + lane
-        async_copy.async_copy_global_to_shared(row.index(each), x + column, mask=column < columns)
-    async_copy.commit_group()
-    async_copy.wait_group(0)
-    gl.thread_barrier()
+        values_of_row = values_of_row + (_line(x, each * COLUMNS + lane, columns),)
+    before, _ = _of_outputs(out, gl.program_id(0), outputs, OUTPUTS, tiled, ADDS, False)
     if NORMED:
         squares = gl.zeros([COLUMNS], gl.float32, layout=gl.SliceLayout(0, tiled))
         for each in gl.static_range(CHUNKS):
-            wide = row.index(each).load(gl.SliceLayout(0, tiled)).to(gl.float32)
+            wide = values_of_row[each].to(gl.float32)
             squares += wide * wide
         scale = gl.rsqrt(gl.sum(squares, 0) / columns + eps)
         for each in gl.static_range(CHUNKS):
-            scaled = (row.index(each).load(gl.SliceLayout(0, tiled)).to(gl.float32) * scale).to(number)
-            normed = of_norm.index(each).load(gl.SliceLayout(0, tiled)).to(gl.float32) * scaled.to(gl.float32)
-            row.index(each).store(normed.to(number))
+            scaled = (values_of_row[each].to(gl.float32) * scale).to(number)
+            row.index(each).store((norm_values[each].to(gl.float32) * scaled.to(gl.float32)).to(number))
+    else:
+        for each in gl.static_range(CHUNKS):
+            row.index(each).store(values_of_row[each])
 
     stage = 0
     for block in range(gl.program_id(0), blocks, gl.num_programs(0)):
+        if block != gl.program_id(0):
+            own_bias, pair_bias = _of_outputs(bias, block, outputs, OUTPUTS, tiled, HAS_BIAS, PAIRED)
+            before, _ = _of_outputs(out, block, outputs, OUTPUTS, tiled, ADDS, False)
         sums = gl.zeros([OUTPUTS, COLUMNS], gl.float32, layout=tiled)
         pair_sums = sums
         for chunk in range(0, chunks):
@@ -209,16 +240,16 @@ def _row_stream(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         dtype: gl.constexpr = out.dtype.element_ty
         total = gl.sum(sums, 1)
         if HAS_BIAS:
-            total += gl.load(bias + output, mask=kept, other=0.0).to(gl.float32)
+            total += own_bias
         if PAIRED:
             up = gl.sum(pair_sums, 1)
             if HAS_BIAS:
-                up += gl.load(bias + outputs + output, mask=kept, other=0.0).to(gl.float32)
+                up += pair_bias
             # Rounded where torch's own operators round.
             gate = total.to(dtype).to(gl.float32)
             activated = (gate / (1.0 + gl.exp(-gate))).to(dtype).to(gl.float32)
             total = activated * up.to(dtype).to(gl.float32)
         if ADDS:
-            total = total.to(dtype).to(gl.float32) + gl.load(out + output, mask=kept, other=0.0).to(gl.float32)
+            total = total.to(dtype).to(gl.float32) + before
         gl.store(out + output, total.to(dtype), mask=kept)
     async_copy.wait_group(0)
