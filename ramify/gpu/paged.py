@@ -2,7 +2,8 @@
 
 once a step     write_list      a WorkList to the device, in one copy
 once a layer    attend          decode_attention, or with shared prefixes
-                                a kernel of prefixes (prefix_ways.py) -> decode_attention, which merges
+                                a kernel of prefixes (prefix_ways.py) -> decode_attention, which merges,
+                                or own_parts at the same time -> merge
 
 the list, one int32 buffer
 | header | first_part | num_parts | shared_parts | groups | members | own items | prefix items |  unused  |
@@ -22,7 +23,9 @@ from ramify.device.reads import Reads
 from ramify.device.staging import OF_PASSES, Staging
 from ramify.gpu.kernels import block_decode as blocks
 from ramify.gpu.kernels import decode_attention as decode
+from ramify.gpu.kernels import own_parts as own
 from ramify.gpu.kernels.attention_task import AttentionTask, Merging, Sharing
+from ramify.gpu.kernels.merge import merge
 from ramify.gpu.kernels.overlap import can_overlap
 from ramify.gpu.kernels.stretches import Cuts, EvenCuts, PositionCuts, PrefixTiles
 from ramify.gpu.kernels.work_list import (
@@ -106,6 +109,7 @@ class PagedDecode:
         self._partials = torch.empty(max_parts, heads, head_dim, dtype=torch.float32, device=device)
         self._lse = torch.empty(max_parts, heads, dtype=torch.float32, device=device)
         self._arrived = torch.zeros(max_rows, kv_heads, dtype=torch.int32, device=device)
+        self._taken = torch.zeros(1, dtype=torch.int32, device=device)  # of own stretches, in a launch beside another
 
         rows = -(-max_rows // _ALIGNED) * _ALIGNED
         self._sections = [_HEADER + rows * number for number in (0, 1, 2, 3, 3 + GROUP_FIELDS, 4 + GROUP_FIELDS)]
@@ -163,6 +167,9 @@ class PagedDecode:
         """
         if with_prefix:
             self.attend_shared(queries, kv_layer, overlap=overlap)
+            if self._way.own_options is not None:
+                self._attend_beside(queries, kv_layer, out, overlap=overlap)
+                return
         self.attend_own(queries, kv_layer, out, with_prefix=with_prefix, overlap=overlap)
 
     def attend_shared(self, queries: Tensor, kv_layer: Tensor, *, overlap: bool | None = None) -> None:
@@ -171,6 +178,14 @@ class PagedDecode:
         if self._way.overlaps:
             options = {**options, "overlap": self._overlap if overlap is None else overlap}
         self._way.launch(task, Sharing(self._groups, self._members, self._first_part), **options)
+
+    def _attend_beside(self, queries: Tensor, kv_layer: Tensor, out: Tensor, *, overlap: bool | None) -> None:
+        assert self._way.own_options is not None
+        overlap = self._overlap if overlap is None else overlap
+        task = self._task(queries, kv_layer, self._own_count)
+        options = {"num_programs": self._processors * own.PROGRAMS_PER_PROCESSOR, **self._way.own_options}
+        own.own_parts(task, self._taken, overlap=overlap, **options)
+        merge(*task.parts, self._first_part, self._num_parts, self._taken, out, overlap=overlap)
 
     def attend_own(
         self,

@@ -1,14 +1,19 @@
-"""The kernels that walk shared prefixes, and what is to be known of each."""
+"""The ways to attend to shared prefixes: which kernel walks them, and when rows' own parts are read.
+
+after     prefix ======= own parts, merged with what the prefix gave ===
+beside    prefix =======                                                     both kernels on every processor at once
+          own parts ====== merge ==
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from ramify.gpu.kernels import hopper_prefix, prefix_attention
+from ramify.gpu.kernels import divided_prefix, hopper_prefix, prefix_attention
 from ramify.gpu.kernels.walk import EXACT_BLOCK_M, EXACT_BLOCK_N
 
 
@@ -23,6 +28,7 @@ class PrefixWay:
     programs: int
     overlaps: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
+    own_options: Mapping[str, Any] | None = None  # of own_parts, where own parts are read beside
 
 
 SCHEDULED = PrefixWay(
@@ -31,6 +37,10 @@ SCHEDULED = PrefixWay(
     hopper_prefix.BLOCK_N,
     hopper_prefix.PROGRAMS_PER_PROCESSOR,
 )
+# Two programs of 192 registers a thread leave room for one of own_parts, and so does one of three roles with 136.
+SCHEDULED_BESIDE = replace(SCHEDULED, options={"max_registers": hopper_prefix.REGISTERS_BESIDE_OTHERS}, own_options={})
+DIVIDED = PrefixWay(divided_prefix.divided, divided_prefix.BLOCK_M, divided_prefix.ALONE.positions, 1)
+DIVIDED_BESIDE = replace(DIVIDED, options={"roles": divided_prefix.BESIDE_OTHERS}, own_options={})
 
 
 def way_for(device: torch.device, dtype: torch.dtype, head_dim: int, *, exact: bool) -> PrefixWay:

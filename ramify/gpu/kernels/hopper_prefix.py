@@ -230,6 +230,8 @@ def scheduled_prefix(  # type: ignore[no-untyped-def]
 
 BLOCK_M, BLOCK_N, NUM_WARPS, PROGRAMS_PER_PROCESSOR = 64, 64, 4, 2
 HEAD_DIMS = (64, 128)
+# Of a thread, where a small program of another kernel (own_parts.py) shall fit beside two of this one.
+REGISTERS_BESIDE_OTHERS = 192
 
 
 def scheduled(
@@ -241,6 +243,7 @@ def scheduled(
     block_m: int = BLOCK_M,
     block_n: int = BLOCK_N,
     num_warps: int = NUM_WARPS,
+    max_registers: int | None = None,
 ) -> None:
     """A warp takes 16 queries."""
     scheduled_prefix[(num_programs,)](
@@ -254,6 +257,7 @@ def scheduled(
         BLOCK_N=block_n,
         HOLDS=True,
         num_warps=num_warps,
+        maxnreg=max_registers,
         **launch_options(overlap),
     )
 
