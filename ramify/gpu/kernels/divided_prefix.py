@@ -6,7 +6,8 @@
 
 A tile is read once for 128 queries instead of 64: where many rows share a prefix, it is the second cache that programs
 wait for. Those that compute work out no addresses and wait for no one but the copies, so that one's products run while
-the other's weights are made. An item is up to twice QUERIES queries.
+the other's weights are made. An item is up to twice QUERIES queries; of QUERIES or fewer, the second four only let
+tiles pass.
 """
 
 from __future__ import annotations
@@ -151,58 +152,70 @@ def _computing(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         item = first_item + (work // KV_HEADS) * PREFIX_FIELDS
         start = gl.load(item + START)
         last = gl.load(item + END) - 1
-        first_sharer = sharers + gl.load(prefixes + gl.load(item + PREFIX) * SHARING_FIELDS + FIRST_SHARER)
-        first_head = work % KV_HEADS * QUERIES_PER_ROW
-        row, head, inside = _queries(item, first_sharer, WHICH, QUERIES_PER_ROW, gl.SliceLayout(1, loaded))
-        source = queries + row[:, None] * query_stride + ((first_head + head) * HEAD_DIM)[:, None]
-        mine = asked.index(WHICH)
-        mine.store(gl.load(source + dim_of_query[None, :], mask=inside[:, None], other=0.0))
-        held = mine.load(gl.DotOperandLayout(0, scored, 2))
-
         num_tiles = (last - start) // BLOCK_N + 1
-        nothing = gl.zeros([QUERIES, BLOCK_N], gl.float32, layout=scored)
-        mbarrier.wait(keys_full.index(stage), turn)
-        scores = warpgroup_mma(held, keys.index(stage).permute((1, 0)), nothing, use_acc=False)
-        mbarrier.arrive(keys_free.index(stage))
-        position = start + (num_tiles - 1) * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, scored))
-        scores = gl.where((position <= last)[None, :], scores, float("-inf"))
-        peak = gl.full([QUERIES], float("-inf"), gl.float32, layout=gl.SliceLayout(1, scored))
-        total = gl.zeros([QUERIES], gl.float32, layout=gl.SliceLayout(1, scored))
-        weights, _, peak, total = _weigh(scores, peak, total, scale, number, weighed)
-        output = gl.zeros([QUERIES, HEAD_DIM], gl.float32, layout=attended)
-        for _ in range(1, num_tiles):
-            is_last = stage == STAGES - 1
-            next_stage = gl.where(is_last, 0, stage + 1)
-            next_turn = gl.where(is_last, turn ^ 1, turn)
-            mbarrier.wait(keys_full.index(next_stage), next_turn)
-            new_scores = warpgroup_mma(
-                held, keys.index(next_stage).permute((1, 0)), nothing, use_acc=False, is_async=True
-            )
-            mbarrier.wait(values_full.index(stage), turn)
-            new_output = warpgroup_mma(weights, values.index(stage), output, is_async=True)
-            scores = warpgroup_mma_wait(1, deps=[new_scores])
-            mbarrier.arrive(keys_free.index(next_stage))
-            new_weights, shrink, peak, total = _weigh(scores, peak, total, scale, number, weighed)
-            output, weights = warpgroup_mma_wait(0, deps=[new_output, weights])
-            mbarrier.arrive(values_free.index(stage))
-            output = output * gl.convert_layout(shrink, gl.SliceLayout(1, attended))[:, None]
-            weights = new_weights
-            stage, turn = next_stage, next_turn
-        mbarrier.wait(values_full.index(stage), turn)
-        output = warpgroup_mma(weights, values.index(stage), output)
-        mbarrier.arrive(values_free.index(stage))
-        is_last = stage == STAGES - 1
-        stage = gl.where(is_last, 0, stage + 1)
-        turn = gl.where(is_last, turn ^ 1, turn)
+        if gl.load(item + NUM_QUERIES) > WHICH * QUERIES:
+            first_sharer = sharers + gl.load(prefixes + gl.load(item + PREFIX) * SHARING_FIELDS + FIRST_SHARER)
+            first_head = work % KV_HEADS * QUERIES_PER_ROW
+            row, head, inside = _queries(item, first_sharer, WHICH, QUERIES_PER_ROW, gl.SliceLayout(1, loaded))
+            source = queries + row[:, None] * query_stride + ((first_head + head) * HEAD_DIM)[:, None]
+            mine = asked.index(WHICH)
+            mine.store(gl.load(source + dim_of_query[None, :], mask=inside[:, None], other=0.0))
+            held = mine.load(gl.DotOperandLayout(0, scored, 2))
 
-        total = gl.convert_layout(total, gl.SliceLayout(1, attended))
-        score = gl.convert_layout(peak, gl.SliceLayout(1, attended)) * LN_2 + gl.log(total)
-        row, head, inside = _queries(item, first_sharer, WHICH, QUERIES_PER_ROW, gl.SliceLayout(1, attended))
-        part = gl.load(first_part + row, mask=inside, other=0).to(gl.int64) + gl.load(item + SPLIT)
-        target = part * (KV_HEADS * QUERIES_PER_ROW) + first_head + head
-        dim = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, attended))
-        gl.store(partials + target[:, None] * HEAD_DIM + dim[None, :], output / total[:, None], mask=inside[:, None])
-        gl.store(lse + target, score, mask=inside)
+            nothing = gl.zeros([QUERIES, BLOCK_N], gl.float32, layout=scored)
+            mbarrier.wait(keys_full.index(stage), turn)
+            scores = warpgroup_mma(held, keys.index(stage).permute((1, 0)), nothing, use_acc=False)
+            mbarrier.arrive(keys_free.index(stage))
+            position = start + (num_tiles - 1) * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, scored))
+            scores = gl.where((position <= last)[None, :], scores, float("-inf"))
+            peak = gl.full([QUERIES], float("-inf"), gl.float32, layout=gl.SliceLayout(1, scored))
+            total = gl.zeros([QUERIES], gl.float32, layout=gl.SliceLayout(1, scored))
+            weights, _, peak, total = _weigh(scores, peak, total, scale, number, weighed)
+            output = gl.zeros([QUERIES, HEAD_DIM], gl.float32, layout=attended)
+            for _ in range(1, num_tiles):
+                is_last = stage == STAGES - 1
+                next_stage = gl.where(is_last, 0, stage + 1)
+                next_turn = gl.where(is_last, turn ^ 1, turn)
+                mbarrier.wait(keys_full.index(next_stage), next_turn)
+                new_scores = warpgroup_mma(
+                    held, keys.index(next_stage).permute((1, 0)), nothing, use_acc=False, is_async=True
+                )
+                mbarrier.wait(values_full.index(stage), turn)
+                new_output = warpgroup_mma(weights, values.index(stage), output, is_async=True)
+                scores = warpgroup_mma_wait(1, deps=[new_scores])
+                mbarrier.arrive(keys_free.index(next_stage))
+                new_weights, shrink, peak, total = _weigh(scores, peak, total, scale, number, weighed)
+                output, weights = warpgroup_mma_wait(0, deps=[new_output, weights])
+                mbarrier.arrive(values_free.index(stage))
+                output = output * gl.convert_layout(shrink, gl.SliceLayout(1, attended))[:, None]
+                weights = new_weights
+                stage, turn = next_stage, next_turn
+            mbarrier.wait(values_full.index(stage), turn)
+            output = warpgroup_mma(weights, values.index(stage), output)
+            mbarrier.arrive(values_free.index(stage))
+            is_last = stage == STAGES - 1
+            stage = gl.where(is_last, 0, stage + 1)
+            turn = gl.where(is_last, turn ^ 1, turn)
+
+            total = gl.convert_layout(total, gl.SliceLayout(1, attended))
+            score = gl.convert_layout(peak, gl.SliceLayout(1, attended)) * LN_2 + gl.log(total)
+            row, head, inside = _queries(item, first_sharer, WHICH, QUERIES_PER_ROW, gl.SliceLayout(1, attended))
+            part = gl.load(first_part + row, mask=inside, other=0).to(gl.int64) + gl.load(item + SPLIT)
+            target = part * (KV_HEADS * QUERIES_PER_ROW) + first_head + head
+            dim = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, attended))
+            gl.store(
+                partials + target[:, None] * HEAD_DIM + dim[None, :], output / total[:, None], mask=inside[:, None]
+            )
+            gl.store(lse + target, score, mask=inside)
+        else:
+            for _ in range(num_tiles):
+                mbarrier.wait(keys_full.index(stage), turn)
+                mbarrier.arrive(keys_free.index(stage))
+                mbarrier.wait(values_full.index(stage), turn)
+                mbarrier.arrive(values_free.index(stage))
+                is_last = stage == STAGES - 1
+                stage = gl.where(is_last, 0, stage + 1)
+                turn = gl.where(is_last, turn ^ 1, turn)
 
 
 @gluon.jit
