@@ -41,7 +41,7 @@ class Listing:
         token_ids = torch.empty_like(candidates.token_ids)
         unused = torch.empty_like(candidates.weights)
         into = Reports(self._unused.logprobs[:size], self._unused.ranks[:size], token_ids, unused)
-        report(noisy, noisy_scores, drawn.token_ids, into)
+        report(noisy, noisy_scores, drawn.token_ids, into, with_ranks=False)
         top, scale = scores.largest.amax(-1, keepdim=True), temperatures.clamp_min(COLDEST.value)[:, None]
         whole = self._log_sum((scores.largest - top) / scale + scores.sums.log())
         chosen = logits.gather(1, token_ids)
@@ -55,7 +55,7 @@ class Listing:
     def by_weight(self, raw: Scored, left: Scored, processing: Processing, drawn: Drawn) -> None:
         candidates, size = drawn.candidates, left.logits.shape[0]
         into = Reports(self._unused.logprobs[:size], self._unused.ranks[:size], *candidates[:2])
-        report(left.logits, left.scores, drawn.token_ids, into, processing)
+        report(left.logits, left.scores, drawn.token_ids, into, processing, with_ranks=False)
         masses = raw.scores.largest + raw.scores.raw_sums.log()
         normaliser = self._log_sum(masses)
         # By indices: torch's gather takes 0.09 ms for these few numbers.

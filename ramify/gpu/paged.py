@@ -2,7 +2,8 @@
 
 once a step     write_list      a WorkList to the device, in one copy
 once a layer    attend          decode_attention, or with shared prefixes
-                                prefix_attention, hopper_prefix on Hopper -> decode_attention, which merges
+                                a kernel of prefixes (prefix_ways.py) -> decode_attention, which merges,
+                                or own_parts at the same time -> merge
 
 the list, one int32 buffer
 | header | first_part | num_parts | shared_parts | groups | members | own items | prefix items |  unused  |
@@ -22,18 +23,19 @@ from ramify.device.reads import Reads
 from ramify.device.staging import OF_PASSES, Staging
 from ramify.gpu.kernels import block_decode as blocks
 from ramify.gpu.kernels import decode_attention as decode
-from ramify.gpu.kernels import hopper_prefix as hopper
-from ramify.gpu.kernels import prefix_attention as prefix
+from ramify.gpu.kernels import own_parts as own
+from ramify.gpu.kernels.attention_task import AttentionTask, Merging, Sharing
 from ramify.gpu.kernels.early_decode import early_decode
+from ramify.gpu.kernels.merge import merge
 from ramify.gpu.kernels.overlap import can_overlap
 from ramify.gpu.kernels.stretches import Cuts, EvenCuts, PositionCuts, PrefixTiles
-from ramify.gpu.kernels.walk import EXACT_BLOCK_M
 from ramify.gpu.kernels.work_list import (
     GROUP_FIELDS,
     PREFIX_FIELDS,
     WorkList,
     build_work_list,
 )
+from ramify.gpu.prefix_ways import PrefixWay, way_for
 
 _HEADER = 16
 _ALIGNED = 4  # int32s in 16 bytes: Triton compiles for aligned pointers apart
@@ -69,6 +71,7 @@ class PagedDecode:
         exact: bool = False,
         decode_options: Mapping[str, Any] | None = None,
         prefix_options: Mapping[str, int] | None = None,
+        way: PrefixWay | None = None,
         early_pairs: int = EARLY_PAIRS,
     ) -> None:
         processors = _PROCESSORS_WITHOUT_A_GPU
@@ -84,23 +87,21 @@ class PagedDecode:
             self._block_tiles, self._fewest_pairs = self._decode_options.pop("tiles"), 0
         self._early_pairs = 0 if exact else early_pairs
         self._overlap = can_overlap(device)
-        self._is_scheduled = not exact and hopper.can_schedule(device, dtype, head_dim)
-        programs = hopper.PROGRAMS_PER_PROCESSOR if self._is_scheduled else prefix.PROGRAMS_PER_PROCESSOR
-        tile = hopper.BLOCK_M if self._is_scheduled else (EXACT_BLOCK_M if exact else prefix.BLOCK_M)[dtype.itemsize]
+        self._way = way = way or way_for(device, dtype, head_dim, exact=exact)
         self._prefix_options: dict[str, Any] = {
-            "num_programs": processors * programs,
-            "block_m": tile,
+            "num_programs": processors * way.programs,
+            **way.options,
             **(prefix_options or {}),
         }
         self._queries_per_row = heads // kv_heads
         self._tiles = PrefixTiles(
-            queries=self._prefix_options["block_m"],
-            positions=hopper.BLOCK_N if self._is_scheduled else prefix.BLOCK_N[dtype.itemsize],
+            queries=self._prefix_options.get("block_m", way.queries),
+            positions=way.positions,
             programs=self._prefix_options["num_programs"],
             kv_heads=kv_heads,
             queries_per_row=self._queries_per_row,
         )
-        if self._queries_per_row > self._prefix_options["block_m"]:
+        if self._queries_per_row > self._tiles.queries:
             raise ValueError(f"{self._queries_per_row} query heads of one key-value head are more than a tile takes")
         self._block_size = block_size
         self._cuts, self._exact = cuts, exact
@@ -113,6 +114,7 @@ class PagedDecode:
         self._partials = torch.empty(max_parts, heads, head_dim, dtype=torch.float32, device=device)
         self._lse = torch.empty(max_parts, heads, dtype=torch.float32, device=device)
         self._arrived = torch.zeros(max_rows, kv_heads, dtype=torch.int32, device=device)
+        self._taken = torch.zeros(1, dtype=torch.int32, device=device)  # of own stretches, in a launch beside another
 
         rows = -(-max_rows // _ALIGNED) * _ALIGNED
         self._sections = [_HEADER + rows * number for number in (0, 1, 2, 3, 3 + GROUP_FIELDS, 4 + GROUP_FIELDS)]
@@ -130,7 +132,7 @@ class PagedDecode:
         return build_work_list(
             reads,
             queries_per_row=self._queries_per_row,
-            query_tile=self._prefix_options["block_m"],
+            query_tile=self._tiles.queries,
             cuts=self._cuts or EvenCuts.of(reads.num_singles, self._kv_heads, self._tiles),
             programs=max(1, WALKS_PER_PROCESSOR * self._processors // self._kv_heads) if self._exact else None,
         )
@@ -170,22 +172,25 @@ class PagedDecode:
         """
         if with_prefix:
             self.attend_shared(queries, kv_layer, overlap=overlap)
+            if self._way.own_options is not None:
+                self._attend_beside(queries, kv_layer, out, overlap=overlap)
+                return
         self.attend_own(queries, kv_layer, out, with_prefix=with_prefix, overlap=overlap)
 
     def attend_shared(self, queries: Tensor, kv_layer: Tensor, *, overlap: bool | None = None) -> None:
-        lists = (self.tables, self._prefix_count, self._list, self._groups, self._members, self._first_part)
-        parts = (self._partials, self._lse)
-        prefix.prefix_attention(
-            queries,
-            kv_layer,
-            *lists,
-            *parts,
-            block_size=self._block_size,
-            exact=self._exact,
-            scheduled=self._is_scheduled,
-            overlap=self._overlap if overlap is None else overlap,
-            **self._prefix_options,
-        )
+        task = self._task(queries, kv_layer, self._prefix_count)
+        options = self._prefix_options
+        if self._way.overlaps:
+            options = {**options, "overlap": self._overlap if overlap is None else overlap}
+        self._way.launch(task, Sharing(self._groups, self._members, self._first_part), **options)
+
+    def _attend_beside(self, queries: Tensor, kv_layer: Tensor, out: Tensor, *, overlap: bool | None) -> None:
+        assert self._way.own_options is not None
+        overlap = self._overlap if overlap is None else overlap
+        task = self._task(queries, kv_layer, self._own_count)
+        options = {"num_programs": self._processors * own.PROGRAMS_PER_PROCESSOR, **self._way.own_options}
+        own.own_parts(task, self._taken, overlap=overlap, **options)
+        merge(*task.parts, self._first_part, self._num_parts, self._taken, out, overlap=overlap)
 
     def attend_own(
         self,
@@ -201,15 +206,15 @@ class PagedDecode:
         merging = None
         if out is not None:
             shared = self._shared_parts if with_prefix else None
-            merging = decode.Merging(self._first_part, self._num_parts, shared, self._arrived, out)
-        lists = (self.tables, self._own_count, self._list, self._partials, self._lse, merging)
-        options: dict[str, Any] = {"block_size": self._block_size, "overlap": overlap}
+            merging = Merging(self._first_part, self._num_parts, shared, self._arrived, out)
+        task = self._task(queries, kv_layer, self._own_count)
+        options: dict[str, Any] = {"overlap": overlap}
         tiles = self._block_tiles
         if tiles is not None and queries.shape[0] * self._kv_heads >= self._fewest_pairs:
             together = max(1, SHARED_MEMORY // tiles.shared_memory(queries.shape[2], queries.itemsize))
             programs = self._processors * together * blocks.TURNS
             options |= {"num_programs": programs, **self._decode_options}
-            blocks.block_decode(queries, kv_layer, *lists, tiles=tiles, **options)
+            blocks.block_decode(task, merging, tiles=tiles, **options)
             return
         # Where rows are few, programs that would find nothing to do take their time to start and end.
         expected = queries.shape[0] * self._kv_heads * decode.PARTS_OF_A_ROW
@@ -217,6 +222,10 @@ class PagedDecode:
         programs = min(max(expected, fewest), most)
         options |= {"num_programs": programs, **self._decode_options}
         if merging is not None and not with_prefix and queries.shape[0] * self._kv_heads <= self._early_pairs:
-            early_decode(queries, kv_layer, *lists[:-1], merging, **options)
+            early_decode(task, merging, **options)
             return
-        decode.decode_attention(queries, kv_layer, *lists, exact=self._exact, cuts=self._positions, **options)
+        decode.decode_attention(task, merging, exact=self._exact, cuts=self._positions, **options)
+
+    def _task(self, queries: Tensor, kv_layer: Tensor, count: Tensor) -> AttentionTask:
+        lists = (self.tables, count, self._list)
+        return AttentionTask(queries, kv_layer, *lists, self._partials, self._lse, self._block_size)

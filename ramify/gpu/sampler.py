@@ -313,10 +313,11 @@ class KernelSampler:
             self._leave(raw, left, numbers, floor, drawn)
         processing = Processing(temperatures, self._no_floors[:size] if floor is None else floor)
         if choice.reports:
+            asked = numbers.integers[column.REPORTED]
             if self._logprobs_mode == "processed":
-                report(logits, scores, drawn.token_ids, drawn.reports, processing)
+                report(logits, scores, drawn.token_ids, drawn.reports, processing, asked=asked)
             else:
-                report(raw.logits, raw.scores, drawn.token_ids, drawn.reports)
+                report(raw.logits, raw.scores, drawn.token_ids, drawn.reports, asked=asked)
         if choice.distinct:
             self._listing.by_key(raw, left, processing, numbers, drawn)
         elif choice.candidates:

@@ -19,6 +19,7 @@ from ramify.sampling.draw import noise_words, prefix_words
 SEED_LOW, SEED_HIGH, CHILD, POSITION, TOP_K, TEACHER_ROW, THETA_ROW, SLOT = range(8)
 # LAST_ROW: of a diverse set's draw whose last token the host does not know, the row in which that was drawn.
 SET, DEPTH, PREFIX_HIGH, PREFIX_LOW, LAST_ROW = range(8, 13)
+REPORTED = 13  # how many of the likeliest tokens are told of
 # Columns of the floats: the first three are of every row, the others of rows that ask for more rules (SHAPED: 1).
 TEMPERATURE, TOP_P, MIN_P = range(3)
 SHAPED, TOP_N_SIGMA, DYNATEMP_RANGE, DYNATEMP_EXPONENT, SMOOTHING = range(3, 8)
@@ -27,7 +28,7 @@ DIVERSITY = 15  # what a token loses for every sibling before it that took it
 FOLLOWS, READS_CODE = 16, 17  # 1: its limit follows what was drawn (mirostat); its token is read off a code
 DISTINCT = 18  # 1: it is drawn without replacement
 ENDS = 19  # and the columns behind it, of diverse sets: tokens that end a sibling, which float32 tells exactly
-NUM_INTEGERS, NUM_FLOATS = 13, ENDS + MOST_ENDS_OF_SETS
+NUM_INTEGERS, NUM_FLOATS = 14, ENDS + MOST_ENDS_OF_SETS
 # Of a row that asks for none of them.
 NO_RULES = (0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 NO_SLOT = -1
@@ -92,6 +93,7 @@ def numbers_of(draw: Draw) -> tuple[tuple[int, ...], tuple[float, ...]]:
         0,
         0,
         NO_LAST_ROW,
+        params.logprobs or 0,
     )
     rules = NO_RULES
     if demands.is_shaped and not demands.is_greedy:

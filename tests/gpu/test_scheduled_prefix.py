@@ -1,4 +1,4 @@
-"""Shared prefixes by the kernel that is scheduled by hand, with its own tiles, against float64 attention."""
+"""Shared prefixes by the kernels for Hopper's matrix units, each way, with their own tiles, against float64."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import torch
 from ramify.engine.plan import SharedPrefix
 from ramify.gpu.kernels import hopper_prefix
 from ramify.gpu.kernels.stretches import EvenCuts
+from ramify.gpu.prefix_ways import DIVIDED, DIVIDED_BESIDE, SCHEDULED, SCHEDULED_BESIDE, PrefixWay
 from tests.attention_truth import decode_reads
 from tests.kernels.scene import make_scene
 from tests.kernels.test_paged import check, paged_for
 
 
+@pytest.mark.parametrize("way", [SCHEDULED, SCHEDULED_BESIDE, DIVIDED, DIVIDED_BESIDE], ids=range(4))
 @pytest.mark.parametrize(
     ("block_size", "cuts"), [(16, None), (256, None), (5, EvenCuts(512, 500)), (1, EvenCuts(64, 256))]
 )
@@ -26,7 +28,13 @@ from tests.kernels.test_paged import check, paged_for
     ],
 )
 def test_rows_of_several_prefixes(
-    sizes: tuple[int, int, int], dtype: torch.dtype, block_size: int, cuts: EvenCuts | None, device: torch.device
+    sizes: tuple[int, int, int],
+    dtype: torch.dtype,
+    block_size: int,
+    cuts: EvenCuts | None,
+    way: PrefixWay,
+    *,
+    device: torch.device,
 ) -> None:
     """One tile and several, stretches of one key and of many tiles, rows in no group, rows whose own part is cut."""
     heads, kv_heads, head_dim = sizes
@@ -43,7 +51,7 @@ def test_rows_of_several_prefixes(
     lengths[36] = 0
     options = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "block_size": block_size}
     scene = make_scene(lengths, shared, **options, dtype=dtype, device=device)
-    paged = paged_for(scene, max_rows=38, max_parts=64 * 38, cuts=cuts, options={})
+    paged = paged_for(scene, max_rows=38, max_parts=64 * 38, cuts=cuts, options={"way": way})
     out = torch.full((38, heads * head_dim), torch.nan, dtype=dtype, device=device)
     for _ in range(2):
         paged.write_list(paged.work_list(decode_reads(scene.lengths, scene.shared, block_size)))

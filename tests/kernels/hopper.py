@@ -196,7 +196,8 @@ def sampler(vocab_size: int) -> None:
     for floors in (None, ones):
         draw_tokens(logits, ones, words, scores, token_ids=numbers, logprobs=ones, faults=numbers.int(), floors=floors)
     for processing in (None, Processing(ones, ones)):
-        report(logits, scores, numbers, Reports.empty(rows, 20, CPU), processing)
+        report(logits, scores, numbers, Reports.empty(rows, 20, CPU), processing, asked=numbers)
+    report(logits, scores, numbers, Reports.empty(rows, 20, CPU), with_ranks=False)
     rank_candidates(logits, scores, numbers[:, None], numbers[:, None].int())
     Searches(rows, CPU).choose(Drawn.empty(rows, 20, CPU))
     block_tables = torch.zeros(rows, 4, dtype=torch.int32)

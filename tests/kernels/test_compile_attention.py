@@ -22,19 +22,23 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from ramify.gpu.kernels import block_decode
 from ramify.gpu.kernels import causal_attention
 from ramify.gpu.kernels import decode_attention
+from ramify.gpu.kernels import divided_prefix
 from ramify.gpu.kernels import early_decode
 from ramify.gpu.kernels import hopper_prefix
+from ramify.gpu.kernels import merge
+from ramify.gpu.kernels import own_parts
 from ramify.gpu.kernels import prefix_attention
 from ramify.gpu.kernels import prompt_attention
 from ramify.gpu.kernels.walk import EXACT_BLOCK_M, EXACT_BLOCK_N, EXACT_OPTIONS
 
+RESERVED, PROCESSOR, REGISTERS = 1024, 228 * 1024, 65536  # of a program; of a processor
 number, head_dim = sys.argv[1], int(sys.argv[2])
 size = 4 if number == "fp32" else 2
 TYPES = {"queries": f"*{number}", "kv": f"*{number}", "out": f"*{number}", "partials": "*fp32", "lse": "*fp32",
          "rows": "i32", "query_stride": "i32", "table_stride": "i32", "out_stride": "i32", "scale": "fp32"}
 
 
-def shared_memory(kernel, warps, stages, exact=False, **constants):
+def shared_memory(kernel, warps, stages, exact=False, registers=None, **constants):
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else TYPES.get(name, "*i32") for name in names}
     strides = ("query_stride", "out_stride")
@@ -45,7 +49,7 @@ def shared_memory(kernel, warps, stages, exact=False, **constants):
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    options = {"num_warps": warps, "num_stages": stages, **(EXACT_OPTIONS if exact else {})}
+    options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers, **(EXACT_OPTIONS if exact else {})}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     if exact and number != "fp32":
         # One kind of matrix instruction in all exact kernels, and no product summed before an addition.
@@ -64,14 +68,32 @@ for merges, shared in ((True, True), (True, False), (False, False)):
     print(shared_memory(d._decode, d.NUM_WARPS, d.NUM_STAGES, True, **exact, **own))
 e = early_decode
 for overlap in (True, False):
-    held = {"PADDED_QUERIES": 16, "BLOCK_N": e.BLOCK_N, "TAIL": e.TAIL, "AT_ONCE": e.PARTS_AT_ONCE, "OVERLAP": overlap}
-    print(shared_memory(e._early_decode, e.NUM_WARPS, e.NUM_STAGES, **held, **common))
+    held = {"PADDED_QUERIES": 16, "BLOCK_N": e.BLOCK_N, "TAIL": e.TAIL, "AT_ONCE": e.PARTS_AT_ONCE, "STARTS": 0}
+    print(shared_memory(e._early_decode, e.NUM_WARPS, e.NUM_STAGES, OVERLAP=overlap, **held, **common))
 tile = {"BLOCK_M": p.BLOCK_M[size], "BLOCK_N": p.BLOCK_N[size]}
 print(shared_memory(p._prefix, p.NUM_WARPS, p.NUM_STAGES, **tile, EXACT=False, **common))
 h = hopper_prefix
 if size == 2:
     tile = {"BLOCK_M": h.BLOCK_M, "BLOCK_N": h.BLOCK_N}
-    print(shared_memory(h.scheduled_prefix, h.NUM_WARPS, 1, **tile, HOLDS=True, OVERLAP=True, **common))
+    for registers in (None, h.REGISTERS_BESIDE_OTHERS):
+        taken = shared_memory(
+            h.scheduled_prefix, h.NUM_WARPS, 1, registers=registers, **tile, HOLDS=True, OVERLAP=True, **common
+        )
+        print(taken)
+    o = own_parts
+    own = {"PADDED_QUERIES": 16, "BLOCK_N": o.BLOCK_N, "OVERLAP": True, **common}
+    beside = shared_memory(o._own_parts, o.NUM_WARPS, o.NUM_STAGES, registers=o.MOST_REGISTERS, **own)
+    assert 2 * taken + beside + 3 * RESERVED <= PROCESSOR, "three programs fit"
+    assert 32 * (2 * h.NUM_WARPS * h.REGISTERS_BESIDE_OTHERS + o.NUM_WARPS * o.MOST_REGISTERS) <= REGISTERS
+    for roles in (divided_prefix.ALONE, divided_prefix.BESIDE_OTHERS):
+        parts = {"STAGES": roles.stages, "COMPUTING_REGISTERS": roles.computing, "COPYING_REGISTERS": roles.copying}
+        needed = shared_memory(
+            divided_prefix.divided_prefix, divided_prefix.WARPS, 1, registers=roles.registers,
+            BLOCK_N=roles.positions, OVERLAP=True, **parts, **common,
+        )
+        print(needed)
+    assert needed + beside + 2 * RESERVED <= PROCESSOR, "two programs fit"
+    assert 32 * (3 * divided_prefix.WARPS * roles.registers + o.NUM_WARPS * o.MOST_REGISTERS) <= REGISTERS
     b = block_decode
     for kv_heads, queries in ((8, 4), (4, 7)):
         tiles = b.shape_of_tiles(head_dim)
@@ -83,6 +105,8 @@ if size == 2:
             )
             assert needed <= tiles.shared_memory(head_dim, size), (needed, tiles)
             print(needed)
+print(shared_memory(merge._merge, merge.NUM_WARPS, 3, HEADS=14, HEADS_AT_ONCE=merge.HEADS_AT_ONCE,
+                    HEAD_DIM=head_dim, OVERLAP=True))
 q = prompt_attention
 tile = {"BLOCK_M": q.BLOCK_M[size], "BLOCK_N": q.BLOCK_N[size]}
 print(shared_memory(q._attend, q.NUM_WARPS[size], q.NUM_STAGES, **tile, **common))
@@ -106,5 +130,5 @@ def test_kernels_compile(number: str, head_dim: int) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    kernels = 12 if number == "fp32" else 19
+    kernels = 13 if number == "fp32" else 23
     assert [int(line) <= SHARED_MEMORY for line in done.stdout.split()] == [True] * kernels

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ramify.gpu.kernels.attention_task import AttentionTask
 from ramify.gpu.kernels.decode_attention import decode_attention
 from ramify.gpu.kernels.stretches import EvenCuts
 from ramify.gpu.kernels.work_list import build_work_list
@@ -25,7 +26,7 @@ def run(scene: Scene, own_split: int, num_programs: int = 3, block_n: int = 16) 
     _, heads, head_dim = scene.queries.shape
     partials = torch.full((work.total_parts + 1, heads, head_dim), 7.0, device=device)  # one part more than is written
     lse = torch.full((work.total_parts + 1, heads), 7.0, device=device)
-    decode_attention(
+    task = AttentionTask(
         scene.queries,
         scene.kv,
         scene.tables,
@@ -33,11 +34,9 @@ def run(scene: Scene, own_split: int, num_programs: int = 3, block_n: int = 16) 
         torch.cat([torch.zeros(3, dtype=torch.int32), torch.from_numpy(work.own).flatten()]).to(device),
         partials,
         lse,
-        None,
-        block_size=scene.block_size,
-        num_programs=num_programs,
-        block_n=block_n,
+        scene.block_size,
     )
+    decode_attention(task, None, num_programs=num_programs, block_n=block_n)
     tolerance = TOLERANCE[scene.queries.dtype]
     for row, start, end, part in work.own.tolist():
         output, score = scene.attention(row, start, end)
@@ -85,7 +84,7 @@ def test_nan_shows_in_its_own_parts_and_in_no_other(device: torch.device) -> Non
     scene.kv[scene.tables[0, 1] * 16, 0] = torch.nan  # position 16 of row 0
     partials, lse = torch.zeros(4, 2, 32, device=device), torch.zeros(4, 2, device=device)
     work = build_work_list(decode_reads((40, 40)), queries_per_row=2, query_tile=64, cuts=EvenCuts(32))
-    decode_attention(
+    task = AttentionTask(
         scene.queries,
         scene.kv,
         scene.tables,
@@ -93,11 +92,9 @@ def test_nan_shows_in_its_own_parts_and_in_no_other(device: torch.device) -> Non
         torch.from_numpy(work.own).to(device),
         partials,
         lse,
-        None,
-        block_size=16,
-        num_programs=2,
-        block_n=16,
+        16,
     )
+    decode_attention(task, None, num_programs=2, block_n=16)
     assert partials.isnan().all(2).all(1).tolist() == [True, False, False, False]
     assert lse.isnan().all(1).tolist() == [True, False, False, False]
     assert not partials[1:].isnan().any()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ramify.engine.plan import SharedPrefix
+from ramify.gpu.kernels.attention_task import AttentionTask, Sharing
 from ramify.gpu.kernels.prefix_attention import prefix_attention
 from ramify.gpu.kernels.stretches import EvenCuts
 from ramify.gpu.kernels.work_list import build_work_list
@@ -52,22 +53,18 @@ def run(scene: Scene, *, prefix_split: int = 48, block_m: int = 16, block_n: int
     _, heads, head_dim = scene.queries.shape
     partials = torch.full((work.total_parts, heads, head_dim), 7.0, device=device)
     lse = torch.full((work.total_parts, heads), 7.0, device=device)
-    prefix_attention(
+    task = AttentionTask(
         scene.queries,
         scene.kv,
         scene.tables,
         torch.tensor([len(work.prefix), 5], dtype=torch.int32, device=device),
         torch.cat([torch.zeros(5, dtype=torch.int32), torch.from_numpy(work.prefix).flatten()]).to(device),
-        torch.from_numpy(work.groups).to(device),
-        torch.from_numpy(work.members).to(device),
-        torch.from_numpy(work.first_part).to(device),
         partials,
         lse,
-        block_size=scene.block_size,
-        num_programs=num_programs,
-        block_m=block_m,
-        block_n=block_n,
+        scene.block_size,
     )
+    sharing = Sharing(*(torch.from_numpy(each).to(device) for each in (work.groups, work.members, work.first_part)))
+    prefix_attention(task, sharing, num_programs=num_programs, block_m=block_m, block_n=block_n)
     tolerance = TOLERANCE[scene.queries.dtype]
     written = set()
     for prefix in scene.shared:

@@ -43,6 +43,25 @@ def test_reports(device: torch.device, vocab_size: int, count: int) -> None:
     _check(_report(logits, token_ids, count), logits, token_ids, logits.double().log_softmax(-1))
 
 
+def test_a_row_lists_no_more_than_it_asks_for(device: torch.device) -> None:
+    torch.manual_seed(3)
+    logits = torch.randn(4, 1000, device=device)
+    scores = BlockScores.empty(4, 1000, device)
+    score_blocks(logits, torch.ones(4, device=device), scores)
+    reports = Reports.empty(4, 20, device)
+    reports.top_ids.fill_(-1)
+    reports.top_logprobs.fill_(7.0)
+    token_ids = torch.tensor([5, 600, 899, 0], device=device)
+    asked = torch.tensor([0, 5, 20, 30], device=device)
+    report(logits, scores, token_ids, reports, asked=asked)
+    assert torch.equal(reports.ranks.long(), ranks(logits, token_ids[:, None])[:, 0])
+    order = logits.sort(dim=-1, descending=True, stable=True).indices
+    for row, count in enumerate((0, 5, 20, 20)):
+        assert torch.equal(reports.top_ids[row, :count], order[row, :count])
+        assert (reports.top_ids[row, count:] == -1).all()
+        assert (reports.top_logprobs[row, count:] == 7).all()
+
+
 def test_ties_come_lowest_id_first(device: torch.device) -> None:
     logits = torch.randint(-2, 3, (4, 900), device=device).float()
     logits[0] = 1.5

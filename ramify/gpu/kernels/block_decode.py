@@ -15,15 +15,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ramify.gpu.kernels import work_list
-from ramify.gpu.kernels.decode_attention import Merging
-from ramify.gpu.kernels.overlap import LINE, launch_options
+from ramify.gpu.kernels.attention_task import AttentionTask, Merging, merged_into
+from ramify.gpu.kernels.block_copies import copy_tile, prefetch_tile, slots_of
+from ramify.gpu.kernels.overlap import launch_options
 from ramify.gpu.kernels.walk import LOG2_OF_E
 
 OWN_FIELDS = gl.constexpr(work_list.OWN_FIELDS)
@@ -31,68 +31,12 @@ ROW, START, END, PART = map(gl.constexpr, range(work_list.OWN_FIELDS))
 NUM_ITEMS, FIRST_ITEM = map(gl.constexpr, range(2))
 LN_2 = gl.constexpr(0.6931471805599453)
 LOG2 = gl.constexpr(LOG2_OF_E)
-PER_LINE = gl.constexpr(LINE // 2)  # numbers of two bytes
 
 
 @gluon.jit
 def _wait(OVERLAP: gl.constexpr):  # type: ignore[no-untyped-def]
     if OVERLAP:
         gdc_wait()
-
-
-@gluon.jit
-def _slots(table, at, end, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, LAYOUT: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Where positions at .. at + TILE lie; minus one past the end, where anything may lie, NaN too."""
-    position = at + gl.arange(0, TILE, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
-    inside = position < end
-    which = position.to(gl.uint32)
-    block = gl.load(table + which // BLOCK_SIZE, mask=inside, other=0)
-    return gl.where(inside, block * BLOCK_SIZE + (which % BLOCK_SIZE).to(gl.int32), -1)
-
-
-@gluon.jit
-def _copy(keys, values, slots, source, KEYS_TO_VALUES: gl.constexpr):  # type: ignore[no-untyped-def]
-    """source (HEADS, 1, HEAD_DIM) -> the keys of some heads at slot 0. What is not copied becomes zero."""
-    # A pool may hold more than 2^31 numbers.
-    pointers = source + (slots.to(gl.int64) * (2 * KEYS_TO_VALUES))[None, :, None]
-    inside = (slots >= 0)[None, :, None]
-    async_copy.async_copy_global_to_shared(keys, pointers, mask=inside)
-    async_copy.async_copy_global_to_shared(values, pointers + KEYS_TO_VALUES, mask=inside)
-    async_copy.commit_group()
-
-
-@gluon.jit
-def _prefetch(  # type: ignore[no-untyped-def]
-    kv,
-    table,
-    at,
-    end,
-    first_head,
-    KV_HEADS: gl.constexpr,
-    HEADS: gl.constexpr,
-    HEAD_DIM: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr,
-    TILE: gl.constexpr,
-):
-    """Asks for the lines of what there is of a tile, before the wait. The newest position may be written meanwhile,
-    which the cache sees."""
-    lines: gl.constexpr = HEAD_DIM // PER_LINE
-    lined: gl.constexpr = gl.BlockedLayout([1, 1, 1], [1, 32 // lines, lines], [gl.num_warps(), 1, 1], [2, 1, 0])
-    slots = _slots(table, at, end, BLOCK_SIZE, TILE, lined)
-    head = gl.arange(0, HEADS, layout=gl.SliceLayout(1, gl.SliceLayout(2, lined)))
-    line = gl.arange(0, lines, layout=gl.SliceLayout(0, gl.SliceLayout(1, lined)))
-    keys_to_values: gl.constexpr = KV_HEADS * HEAD_DIM
-    of_slot = (gl.maximum(slots, 0).to(gl.int64) * (2 * keys_to_values))[None, :, None]
-    pointers = kv + of_slot + ((first_head + head) * HEAD_DIM)[:, None, None] + (line * PER_LINE)[None, None, :]
-    for each in gl.static_range(2):
-        gl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
-            "=r,l",
-            [pointers + each * keys_to_values],
-            dtype=gl.int32,
-            is_pure=False,
-            pack=1,
-        )
 
 
 @gluon.jit
@@ -214,10 +158,10 @@ def _decode(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     coming = gl.program_id(0)
     row_ahead, ahead, end_ahead = _open(first_item, coming, num_works, groups)
     table = tables + row_ahead.to(gl.int64) * table_stride
-    slots = _slots(table, ahead, end_ahead, BLOCK_SIZE, TILE, copied)
+    slots = slots_of(table, ahead, end_ahead, BLOCK_SIZE, TILE, copied)
     if OVERLAP and not SHARED:
         for tile in gl.static_range(STAGES - 1):
-            _prefetch(
+            prefetch_tile(
                 kv,
                 table,
                 ahead + tile * TILE,
@@ -232,7 +176,7 @@ def _decode(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     _wait(OVERLAP and not SHARED)
     filled = 0
     for _ in gl.static_range(STAGES - 1):
-        _copy(
+        copy_tile(
             keys.index(filled),
             values.index(filled),
             slots,
@@ -245,7 +189,7 @@ def _decode(  # type: ignore[no-untyped-def]  # noqa: PLR0915
             coming += gl.num_programs(0)
             row_ahead, ahead, end_ahead = _open(first_item, coming, num_works, groups)
             table = tables + row_ahead.to(gl.int64) * table_stride
-        slots = _slots(table, ahead, end_ahead, BLOCK_SIZE, TILE, copied)
+        slots = slots_of(table, ahead, end_ahead, BLOCK_SIZE, TILE, copied)
 
     stage = 0
     for work in range(gl.program_id(0), num_works, gl.num_programs(0)):
@@ -265,7 +209,7 @@ def _decode(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         for at in range(start, end, TILE):
             async_copy.wait_group(STAGES - 2)
             gl.thread_barrier()
-            _copy(
+            copy_tile(
                 keys.index(filled),
                 values.index(filled),
                 slots,
@@ -278,7 +222,7 @@ def _decode(  # type: ignore[no-untyped-def]  # noqa: PLR0915
                 coming += gl.num_programs(0)
                 row_ahead, ahead, end_ahead = _open(first_item, coming, num_works, groups)
                 table = tables + row_ahead.to(gl.int64) * table_stride
-            slots = _slots(table, ahead, end_ahead, BLOCK_SIZE, TILE, copied)
+            slots = slots_of(table, ahead, end_ahead, BLOCK_SIZE, TILE, copied)
             unscored = gl.zeros([HEADS, PADDED_QUERIES, TILE], gl.float32, layout=product)
             scores = mma_v2(asking, keys.index(stage).permute((0, 2, 1)).load(right), unscored) * scale
             scores = gl.where((at + offset < end)[None, None, :], scores, float("-inf"))
@@ -373,49 +317,24 @@ def shape_of_tiles(head_dim: int) -> BlockTiles:
 
 
 def block_decode(
-    queries: Tensor,
-    kv: Tensor,
-    tables: Tensor,
-    count: Tensor,
-    items: Tensor,
-    partials: Tensor,
-    lse: Tensor,
-    merging: Merging | None,
-    /,
-    *,
-    block_size: int,
-    num_programs: int,
-    tiles: BlockTiles,
-    overlap: bool = False,
+    task: AttentionTask, merging: Merging | None, *, num_programs: int, tiles: BlockTiles, overlap: bool = False
 ) -> None:
     """As decode_attention.decode_attention."""
-    _, heads, head_dim = queries.shape
-    kv_heads = kv.shape[2]
+    lists, out_stride, constants = merged_into(task, merging)
     _decode[(num_programs,)](
-        queries,
-        kv,
-        tables,
-        count,
-        items,
-        partials,
-        lse,
-        *((count,) * 4 if merging is None else merging.lists),
-        partials if merging is None else merging.out,
-        queries.shape[0],
-        queries.stride(0),
-        tables.stride(0),
-        0 if merging is None else merging.out.stride(0),
-        head_dim**-0.5 * LOG2_OF_E,
-        KV_HEADS=kv_heads,
+        *task.read,
+        *task.parts,
+        *lists,
+        task.queries.shape[0],
+        *task.strides,
+        out_stride,
+        task.scale,
+        **task.shape,
+        **constants,
         HEADS=tiles.heads,
-        QUERIES_PER_ROW=heads // kv_heads,
         PADDED_QUERIES=FEWEST_QUERIES,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size,
         TILE=tiles.positions,
         STAGES=tiles.stages,
-        MERGES=merging is not None,
-        SHARED=merging is not None and merging.shared_parts is not None,
         num_warps=tiles.warps,
         **launch_options(overlap),
     )

@@ -6,7 +6,7 @@
     writes           out[row], where the row has one part (zeros where it has none: padding); else
                      partials[part, heads], lse[part, heads]
 
-A row's parts are merged here too, unless shared prefixes are read as well (then `merge` follows). A counter per row and
+A row's parts are merged here too, those of shared prefixes among them. A counter per row and
 key-value head shows which program wrote the last part: that one merges all of them in their order, so that the result
 does not depend on which it was, and sets the counter back to 0.
 
@@ -20,18 +20,17 @@ NaN among a row's queries, keys or values reaches the parts of that row and no o
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ramify.gpu.kernels import work_list
+from ramify.gpu.kernels.attention_task import AttentionTask, Merging, merged_into
 from ramify.gpu.kernels.overlap import LINE, launch_options, prefetch, start_next, wait_for_last
+from ramify.gpu.kernels.parts_of_rows import folded_parts, is_last, leave, merged, with_parts
 from ramify.gpu.kernels.walk import (
     EXACT_BLOCK_N,
     EXACT_OPTIONS,
-    LOG2_OF_E,
     begin,
     begin_part,
     finish,
@@ -53,23 +52,6 @@ PROGRAMS_PER_PROCESSOR = (2, 8)  # at least, at most
 PARTS_OF_A_ROW = 8  # that a launch has programs for, where rows are few
 MOST_REGISTERS = 128  # of a thread, exactly: four programs then run on a processor at a time, without it two
 FEWEST_QUERIES = 16  # what a matrix product takes
-LOG2 = tl.constexpr(LOG2_OF_E)
-
-
-class Merging(NamedTuple):
-    """What turns parts into outputs: where each row's parts begin and how many they are, int32 (rows,); how many of
-    them are there already, int32 (rows, kv_heads), all 0 between launches; and out (rows, heads * head_dim)."""
-
-    first_part: Tensor
-    num_parts: Tensor
-    shared_parts: Tensor | None
-    arrived: Tensor
-    out: Tensor
-
-    @property
-    def lists(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        shared = self.num_parts if self.shared_parts is None else self.shared_parts
-        return self.first_part, self.num_parts, shared, self.arrived
 
 
 @triton.jit
@@ -142,7 +124,9 @@ def _decode(  # type: ignore[no-untyped-def]  # noqa: PLR0915
             folded, weight, top = begin(PADDED_QUERIES, HEAD_DIM)
             if SHARED:
                 before = tl.where(is_whole, shared, 0)
-                folded, weight, top = _folded(folded, weight, top, partials, lse, first, before, real, heads, HEAD_DIM)
+                folded, weight, top = folded_parts(
+                    folded, weight, top, partials, lse, first, before, real, heads, HEAD_DIM
+                )
             folded, weight, top, output, total, peak = walk_parts(
                 folded,
                 weight,
@@ -168,10 +152,10 @@ def _decode(  # type: ignore[no-untyped-def]  # noqa: PLR0915
                 folded, weight, top = fold(folded, weight, top, values, score)
                 tl.store(row_out, whole(folded, weight).to(out.dtype.element_ty), mask=real[:, None])
             else:
-                _leave(output, total, peak, partials, lse, part * heads + head, real, HEAD_DIM, EXACT)
-                if _is_last(arrived + row * KV_HEADS + kv_head, of_row - shared):
-                    merged = _merged(partials, lse, first, of_row, real, heads, PADDED_QUERIES, HEAD_DIM, EXACT)
-                    tl.store(row_out, merged.to(out.dtype.element_ty), mask=real[:, None])
+                leave(output, total, peak, partials, lse, part * heads + head, real, HEAD_DIM, EXACT)
+                if is_last(arrived + row * KV_HEADS + kv_head, of_row - shared):
+                    outcome = merged(partials, lse, first, of_row, real, heads, PADDED_QUERIES, HEAD_DIM, EXACT)
+                    tl.store(row_out, outcome.to(out.dtype.element_ty), mask=real[:, None])
         else:
             # One masked loop: a second one for the last tile would wait for memory twice, and the mask costs little.
             output, total, peak = walk(
@@ -198,16 +182,16 @@ def _decode(  # type: ignore[no-untyped-def]  # noqa: PLR0915
                 first = tl.load(first_part + row).to(tl.int64) * heads + head
                 if of_row - shared == 1:  # what needs no other part than shared ones stays in registers
                     wait_for_last(OVERLAP and SHARED)
-                    merged = _with_parts(output, total, peak, partials, lse, first, shared, real, heads, HEAD_DIM)
-                    tl.store(row_out, merged.to(out.dtype.element_ty), mask=real[:, None])
+                    outcome = with_parts(output, total, peak, partials, lse, first, shared, real, heads, HEAD_DIM)
+                    tl.store(row_out, outcome.to(out.dtype.element_ty), mask=real[:, None])
                 else:
-                    _leave(output, total, peak, partials, lse, part * heads + head, real, HEAD_DIM, EXACT)
-                    if _is_last(arrived + row * KV_HEADS + kv_head, of_row - shared):
+                    leave(output, total, peak, partials, lse, part * heads + head, real, HEAD_DIM, EXACT)
+                    if is_last(arrived + row * KV_HEADS + kv_head, of_row - shared):
                         wait_for_last(OVERLAP and SHARED)
-                        merged = _merged(partials, lse, first, of_row, real, heads, PADDED_QUERIES, HEAD_DIM, EXACT)
-                        tl.store(row_out, merged.to(out.dtype.element_ty), mask=real[:, None])
+                        outcome = merged(partials, lse, first, of_row, real, heads, PADDED_QUERIES, HEAD_DIM, EXACT)
+                        tl.store(row_out, outcome.to(out.dtype.element_ty), mask=real[:, None])
             else:
-                _leave(output, total, peak, partials, lse, part * heads + head, real, HEAD_DIM, EXACT)
+                leave(output, total, peak, partials, lse, part * heads + head, real, HEAD_DIM, EXACT)
     wait_for_last(OVERLAP and SHARED)
     if MERGES:
         for other in range(tl.program_id(0), rows, tl.num_programs(0)):
@@ -216,32 +200,13 @@ def _decode(  # type: ignore[no-untyped-def]  # noqa: PLR0915
                 first = tl.load(first_part + other).to(tl.int64) * heads + query
                 row_out = out + other * out_stride + query[:, None] * HEAD_DIM + dim[None, :]
                 for kv_head in range(KV_HEADS):
-                    merged = tl.zeros([PADDED_QUERIES, HEAD_DIM], dtype=tl.float32)
+                    outcome = tl.zeros([PADDED_QUERIES, HEAD_DIM], dtype=tl.float32)
                     at = kv_head * QUERIES_PER_ROW
                     if shared > 0:
-                        merged = _merged(
+                        outcome = merged(
                             partials, lse, first + at, shared, real, heads, PADDED_QUERIES, HEAD_DIM, EXACT
                         )
-                    tl.store(row_out + at * HEAD_DIM, merged.to(out.dtype.element_ty), mask=real[:, None])
-
-
-@triton.jit
-def _leave(output, total, peak, partials, lse, target, real, HEAD_DIM: tl.constexpr, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Writes what a walk found as a part."""
-    values, score = finish(output, total, peak, EXACT)
-    tl.store(partials + target[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :], values, mask=real[:, None])
-    tl.store(lse + target, score, mask=real)
-
-
-@triton.jit
-def _is_last(arrived, count):  # type: ignore[no-untyped-def]
-    """Counts a part that this program has written; whether all are there now. Then the counter is 0 again."""
-    tl.debug_barrier()  # all of the part is written before it is counted
-    before = tl.atomic_add(arrived, 1, sem="acq_rel")
-    is_last = before == count - 1
-    if is_last:
-        tl.store(arrived, 0)
-    return is_last
+                    tl.store(row_out + at * HEAD_DIM, outcome.to(out.dtype.element_ty), mask=real[:, None])
 
 
 @triton.jit
@@ -272,106 +237,10 @@ def _prefetch(  # type: ignore[no-untyped-def]
             prefetch(keys + keys_to_values + line)
 
 
-@triton.jit
-def _read_part(partials, lse, source, real, HEAD_DIM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A part of some heads, as `_leave` wrote it: past the L1 cache, which does not see what other processors wrote."""
-    score = tl.load(lse + source, mask=real, other=0.0, cache_modifier=".cg")
-    values = tl.load(
-        partials + source[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :],
-        mask=real[:, None],
-        other=0.0,
-        cache_modifier=".cg",
-    )
-    return values, score
-
-
-@triton.jit
-def _with_parts(  # type: ignore[no-untyped-def]
-    output,  # (PADDED_QUERIES, HEAD_DIM), and as walk keeps them
-    total,
-    peak,
-    partials,
-    lse,
-    source,
-    count,
-    real,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-):
-    """What a walk found, merged with `count` parts, the first at `source`."""
-    for part in tl.range(0, count, loop_unroll_factor=4):
-        values, score = _read_part(partials, lse, source + part * HEADS, real, HEAD_DIM)
-        score *= LOG2
-        new_peak = tl.maximum(peak, score)  # finite: every part has seen a position
-        weight = tl.exp2(score - new_peak)
-        shrink = tl.exp2(peak - new_peak)
-        output = output * shrink[:, None] + values * weight[:, None]
-        total = total * shrink + weight
-        peak = new_peak
-    return output / total[:, None]
-
-
-@triton.jit
-def _merged(  # type: ignore[no-untyped-def]
-    partials,
-    lse,
-    source,
-    count,
-    real,
-    HEADS: tl.constexpr,
-    PADDED_QUERIES: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    EXACT: tl.constexpr,
-):
-    """`count` parts of some heads, the first at `source`, merged by log-sum-exp."""
-    output, total, peak = begin(PADDED_QUERIES, HEAD_DIM)
-    if EXACT:
-        output, total, peak = _folded(output, total, peak, partials, lse, source, count, real, HEADS, HEAD_DIM)
-        return whole(output, total)
-    else:  # noqa: RET505 (the compiler takes one branch)
-        for part in tl.range(0, count, loop_unroll_factor=4):
-            values, score = _read_part(partials, lse, source + part * HEADS, real, HEAD_DIM)
-            new_peak = tl.maximum(peak, score)  # finite: every part has seen a position
-            weight = tl.exp(score - new_peak)
-            shrink = tl.exp(peak - new_peak)
-            output = output * shrink[:, None] + values * weight[:, None]
-            total = total * shrink + weight
-            peak = new_peak
-        return output / total[:, None]
-
-
-@triton.jit
-def _folded(  # type: ignore[no-untyped-def]
-    folded,
-    weight,
-    top,
-    partials,
-    lse,
-    source,
-    count,
-    real,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-):
-    """The same exactly (walk.py), and not yet divided."""
-    for part in tl.range(0, count, loop_unroll_factor=4):
-        values, score = _read_part(partials, lse, source + part * HEADS, real, HEAD_DIM)
-        folded, weight, top = fold(folded, weight, top, values, score)
-    return folded, weight, top
-
-
 def decode_attention(
-    queries: Tensor,
-    kv: Tensor,
-    tables: Tensor,
-    count: Tensor,
-    items: Tensor,
-    partials: Tensor,
-    lse: Tensor,
+    task: AttentionTask,
     merging: Merging | None,
-    /,
     *,
-    block_size: int,
     num_programs: int,
     overlap: bool = False,
     exact: bool = False,
@@ -381,43 +250,35 @@ def decode_attention(
     num_stages: int = NUM_STAGES,
     max_registers: int | None = MOST_REGISTERS,
 ) -> None:
-    """queries (rows, heads, head_dim), each row contiguous; kv (slots, 2, kv_heads, head_dim); tables int32 (rows,
-    max_blocks); count int32 (2,): the number of items, and where in `items` (flat int32) the first begins; partials
-    float32 (parts, heads, head_dim) and lse float32 (parts, heads) are written; with `merging`, outputs are. With
-    `overlap` the list was complete before the preceding kernel began. Exact outputs want `cuts`, int32: where parts
-    begin, from 0 to at least the last position, multiples of `block_n`."""
+    """With `merging`, outputs are written too. With `overlap` the list was complete before the preceding kernel began.
+    Exact outputs want `cuts`, int32: where parts begin, from 0 to at least the last position, multiples of
+    `block_n`."""
     assert cuts is not None or not exact or merging is None, "who merges exactly knows where parts begin"
-    _, heads, head_dim = queries.shape
-    kv_heads = kv.shape[2]
-    queries_per_row = heads // kv_heads
+    size = task.kv.element_size()
+    lists, out_stride, constants = merged_into(task, merging)
     _decode[(num_programs,)](
-        queries,
-        kv,
-        tables,
-        count,
-        items,
-        partials,
-        lse,
-        *((count,) * 4 if merging is None else merging.lists),
-        partials if merging is None else merging.out,
-        count if cuts is None else cuts,
-        queries.shape[0],
-        queries.stride(0),
-        tables.stride(0),
-        0 if merging is None else merging.out.stride(0),
-        head_dim**-0.5 * LOG2_OF_E,
-        KV_HEADS=kv_heads,
-        QUERIES_PER_ROW=queries_per_row,
-        PADDED_QUERIES=max(FEWEST_QUERIES, triton.next_power_of_2(queries_per_row)),
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size,
-        BLOCK_N=block_n or (EXACT_BLOCK_N[kv.itemsize] if exact else BLOCK_N),
-        MERGES=merging is not None,
-        SHARED=merging is not None and merging.shared_parts is not None,
-        PER_LINE=LINE // kv.itemsize,
+        *task.read,
+        *task.parts,
+        *lists,
+        task.count if cuts is None else cuts,
+        task.queries.shape[0],
+        *task.strides,
+        out_stride,
+        task.scale,
+        **task.shape,
+        **constants,
+        PADDED_QUERIES=padded_queries(task),
+        BLOCK_N=block_n or (EXACT_BLOCK_N[size] if exact else BLOCK_N),
+        PER_LINE=LINE // size,
         EXACT=exact,
         num_warps=num_warps,
         num_stages=num_stages,
         **({**EXACT_OPTIONS, "maxnreg": max_registers} if exact else {}),
         **launch_options(overlap),
     )
+
+
+def padded_queries(task: AttentionTask) -> int:
+    """The query heads of one key-value head, as many as a tile has."""
+    padded: int = triton.next_power_of_2(task.shape["QUERIES_PER_ROW"])
+    return max(FEWEST_QUERIES, padded)

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from ramify.engine.plan import MOST_DRAFTED
+from ramify.gpu.kernels.attention_task import AttentionTask, Merging
 from ramify.gpu.kernels.decode_attention import (
     END,
     FEWEST_QUERIES,
@@ -29,13 +29,10 @@ from ramify.gpu.kernels.decode_attention import (
     PART,
     ROW,
     START,
-    Merging,
-    _is_last,
-    _leave,
-    _read_part,
 )
 from ramify.gpu.kernels.overlap import launch_options, start_next, wait_for_last
-from ramify.gpu.kernels.walk import LOG2_OF_E, begin, finish, walk
+from ramify.gpu.kernels.parts_of_rows import is_last, leave, read_part
+from ramify.gpu.kernels.walk import begin, finish, walk
 
 BLOCK_N = 64
 TAIL = 16  # positions: what a matrix product takes, and more than a step writes of any row
@@ -110,22 +107,22 @@ def _early_decode(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         keys = tl.load(pointers, mask=inside[:, None], other=0.0, volatile=True)
         values = tl.load(pointers + to_values, mask=inside[:, None], other=0.0, volatile=True)
         last_position = tail + tl.arange(0, TAIL)
-        is_last = last_position < end
-        last = keys_of_head + _places(table, last_position, is_last, BLOCK_SIZE, KV_HEADS, HEAD_DIM)[:, None]
+        is_there = last_position < end
+        last = keys_of_head + _places(table, last_position, is_there, BLOCK_SIZE, KV_HEADS, HEAD_DIM)[:, None]
         wait_for_last(OVERLAP)
 
         # Volatile again: past the L1 cache, which may hold what was there before.
         of_head = queries + row * query_stride + head[:, None] * HEAD_DIM + dim[None, :]
         tile = tl.load(of_head, mask=real[:, None], other=0.0, volatile=True)
-        last_keys = tl.load(last, mask=is_last[:, None], other=0.0, volatile=True)
-        last_values = tl.load(last + to_values, mask=is_last[:, None], other=0.0, volatile=True)
+        last_keys = tl.load(last, mask=is_there[:, None], other=0.0, volatile=True)
+        last_values = tl.load(last + to_values, mask=is_there[:, None], other=0.0, volatile=True)
         if OVERLAP:
             tile, last_keys, last_values = _all_there(tile, last_keys, last_values)
         start_next(OVERLAP and STARTS == 1)
         scores = tl.dot(tile, tl.trans(keys), input_precision="ieee") * scale
         scores = tl.where(inside[None, :], scores, float("-inf"))
         last_scores = tl.dot(tile, tl.trans(last_keys), input_precision="ieee") * scale
-        last_scores = tl.where(is_last[None, :], last_scores, float("-inf"))
+        last_scores = tl.where(is_there[None, :], last_scores, float("-inf"))
         peak = tl.maximum(tl.max(scores, 1), tl.max(last_scores, 1))  # finite: an item has a last position
         weights = tl.exp2(scores - peak[:, None])
         last_weights = tl.exp2(last_scores - peak[:, None])
@@ -155,8 +152,8 @@ def _early_decode(  # type: ignore[no-untyped-def]  # noqa: PLR0915
             whole, _ = finish(output, total, peak)
             tl.store(row_out, whole.to(out.dtype.element_ty), mask=real[:, None])
         else:
-            _leave(output, total, peak, partials, lse, part * heads + head, real, HEAD_DIM, False)
-            if _is_last(arrived + row * KV_HEADS + kv_head, of_row):
+            leave(output, total, peak, partials, lse, part * heads + head, real, HEAD_DIM, False)
+            if is_last(arrived + row * KV_HEADS + kv_head, of_row):
                 merged = _merged(partials, lse, first, of_row, real, heads, PADDED_QUERIES, HEAD_DIM, AT_ONCE)
                 tl.store(row_out, merged.to(out.dtype.element_ty), mask=real[:, None])
     wait_for_last(OVERLAP)
@@ -199,7 +196,7 @@ def _merged(  # type: ignore[no-untyped-def]
     for first in range(0, count, AT_ONCE):
         for index in tl.static_range(AT_ONCE):
             is_part = first + index < count
-            values, score = _read_part(partials, lse, source + (first + index) * HEADS, real & is_part, HEAD_DIM)
+            values, score = read_part(partials, lse, source + (first + index) * HEADS, real & is_part, HEAD_DIM)
             score = tl.where(is_part, score, float("-inf"))
             new_peak = tl.maximum(peak, score)  # finite: the first part is there, and has seen a position
             weight = tl.exp(score - new_peak)
@@ -211,17 +208,9 @@ def _merged(  # type: ignore[no-untyped-def]
 
 
 def early_decode(
-    queries: Tensor,
-    kv: Tensor,
-    tables: Tensor,
-    count: Tensor,
-    items: Tensor,
-    partials: Tensor,
-    lse: Tensor,
+    task: AttentionTask,
     merging: Merging,
-    /,
     *,
-    block_size: int,
     num_programs: int,
     overlap: bool = False,
     block_n: int = BLOCK_N,
@@ -231,31 +220,21 @@ def early_decode(
     """As decode_attention, without shared prefixes. What was written of a row before the kernel before this one began
     is all but its last TAIL positions at most."""
     assert merging.shared_parts is None, "shared prefixes are read by others"
-    _, heads, head_dim = queries.shape
-    kv_heads = kv.shape[2]
-    padded = max(FEWEST_QUERIES, triton.next_power_of_2(heads // kv_heads))
+    shape = task.shape
+    padded = max(FEWEST_QUERIES, triton.next_power_of_2(shape["QUERIES_PER_ROW"]))
     _early_decode[(num_programs,)](
-        queries,
-        kv,
-        tables,
-        count,
-        items,
-        partials,
-        lse,
+        *task.read,
+        *task.parts,
         merging.first_part,
         merging.num_parts,
         merging.arrived,
         merging.out,
-        queries.shape[0],
-        queries.stride(0),
-        tables.stride(0),
+        task.queries.shape[0],
+        *task.strides,
         merging.out.stride(0),
-        head_dim**-0.5 * LOG2_OF_E,
-        KV_HEADS=kv_heads,
-        QUERIES_PER_ROW=heads // kv_heads,
+        task.scale,
+        **shape,
         PADDED_QUERIES=padded,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size,
         BLOCK_N=block_n,
         TAIL=max(TAIL, padded),
         AT_ONCE=PARTS_AT_ONCE,

@@ -20,6 +20,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ramify.gpu.kernels import work_list
+from ramify.gpu.kernels.attention_task import AttentionTask, Sharing
+from ramify.gpu.kernels.overlap import launch_options
 
 PREFIX_FIELDS = gl.constexpr(work_list.PREFIX_FIELDS)
 PREFIX, START, END, FIRST_QUERY, NUM_QUERIES, SPLIT = map(gl.constexpr, range(work_list.PREFIX_FIELDS))
@@ -228,6 +230,36 @@ def scheduled_prefix(  # type: ignore[no-untyped-def]
 
 BLOCK_M, BLOCK_N, NUM_WARPS, PROGRAMS_PER_PROCESSOR = 64, 64, 4, 2
 HEAD_DIMS = (64, 128)
+# Of a thread, where a small program of another kernel (own_parts.py) shall fit beside two of this one.
+REGISTERS_BESIDE_OTHERS = 192
+
+
+def scheduled(
+    task: AttentionTask,
+    sharing: Sharing,
+    *,
+    num_programs: int,
+    overlap: bool = False,
+    block_m: int = BLOCK_M,
+    block_n: int = BLOCK_N,
+    num_warps: int = NUM_WARPS,
+    max_registers: int | None = None,
+) -> None:
+    """A warp takes 16 queries."""
+    scheduled_prefix[(num_programs,)](
+        *task.read,
+        *sharing,
+        *task.parts,
+        *task.strides,
+        task.scale,
+        **task.shape,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        HOLDS=True,
+        num_warps=num_warps,
+        maxnreg=max_registers,
+        **launch_options(overlap),
+    )
 
 
 def can_schedule(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:

@@ -19,13 +19,11 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from ramify.gpu.kernels import hopper_prefix as hopper
 from ramify.gpu.kernels import work_list
+from ramify.gpu.kernels.attention_task import AttentionTask, Sharing
 from ramify.gpu.kernels.decode_attention import FIRST_ITEM, NUM_ITEMS
-from ramify.gpu.kernels.overlap import launch_options
-from ramify.gpu.kernels.walk import EXACT_BLOCK_N, EXACT_OPTIONS, LOG2_OF_E, begin_part, finish, walk_to_the_end
+from ramify.gpu.kernels.walk import EXACT_BLOCK_N, EXACT_OPTIONS, begin_part, finish, walk_to_the_end
 
 PREFIX_FIELDS = tl.constexpr(work_list.PREFIX_FIELDS)
 PREFIX, START, END, FIRST_QUERY, NUM_QUERIES, SPLIT = map(tl.constexpr, range(work_list.PREFIX_FIELDS))
@@ -112,75 +110,28 @@ def _prefix(  # type: ignore[no-untyped-def]
 
 
 def prefix_attention(
-    queries: Tensor,
-    kv: Tensor,
-    tables: Tensor,
-    count: Tensor,
-    items: Tensor,
-    prefixes: Tensor,
-    sharers: Tensor,
-    first_part: Tensor,
-    partials: Tensor,
-    lse: Tensor,
-    /,
+    task: AttentionTask,
+    sharing: Sharing,
     *,
-    block_size: int,
     num_programs: int,
     exact: bool = False,
-    scheduled: bool = False,
-    overlap: bool = False,
     block_m: int | None = None,
     block_n: int | None = None,
-    num_warps: int | None = None,
+    num_warps: int = NUM_WARPS,
     num_stages: int = NUM_STAGES,
 ) -> None:
-    """As decode_attention, with the prefixes of a WorkList and the rows that share them (int32, flat or not). The list
-    must have been built with `query_tile` = block_m and `queries_per_row` = heads // kv_heads.
-
-    scheduled: by the kernel for Hopper's matrix units, where they are (hopper.can_schedule), which may overlap; a warp
-    of it takes 16 queries.
-    """
-    _, heads, head_dim = queries.shape
-    kv_heads, size = kv.shape[2], kv.element_size()
-    arguments = (
-        queries,
-        kv,
-        tables,
-        count,
-        items,
-        prefixes,
-        sharers,
-        first_part,
-        partials,
-        lse,
-        queries.stride(0),
-        tables.stride(0),
-        head_dim**-0.5 * LOG2_OF_E,
-    )
-    shape = {
-        "KV_HEADS": kv_heads,
-        "QUERIES_PER_ROW": heads // kv_heads,
-        "HEAD_DIM": head_dim,
-        "BLOCK_SIZE": block_size,
-    }
-    if scheduled:
-        hopper.scheduled_prefix[(num_programs,)](
-            *arguments,
-            **shape,
-            BLOCK_M=block_m or hopper.BLOCK_M,
-            BLOCK_N=block_n or hopper.BLOCK_N,
-            HOLDS=True,
-            num_warps=num_warps or hopper.NUM_WARPS,
-            **launch_options(overlap),
-        )
-        return
+    size = task.kv.element_size()
     _prefix[(num_programs,)](
-        *arguments,
-        **shape,
+        *task.read,
+        *sharing,
+        *task.parts,
+        *task.strides,
+        task.scale,
+        **task.shape,
         BLOCK_M=block_m or BLOCK_M[size],
         BLOCK_N=block_n or (EXACT_BLOCK_N if exact else BLOCK_N)[size],
         EXACT=exact,
-        num_warps=num_warps or NUM_WARPS,
+        num_warps=num_warps,
         num_stages=num_stages,
         **(EXACT_OPTIONS if exact else {}),
     )

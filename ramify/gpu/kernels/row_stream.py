@@ -103,8 +103,13 @@ def _source(weight, block, outputs, columns, lane, OUTPUTS: gl.constexpr, LAYOUT
 
 
 @gluon.jit
-def _line(source, column, columns):  # type: ignore[no-untyped-def]
-    return gl.load(source + column, mask=column < columns, other=0.0, volatile=True)
+def _line(source, lane, columns, CHUNKS: gl.constexpr, COLUMNS: gl.constexpr):  # type: ignore[no-untyped-def]
+    """All columns, chunk by chunk."""
+    chunks = ()
+    for each in gl.static_range(CHUNKS):
+        column = each * COLUMNS + lane
+        chunks = chunks + (gl.load(source + column, mask=column < columns, other=0.0, volatile=True),)  # type: ignore[assignment]
+    return chunks
 
 
 @gluon.jit
@@ -183,30 +188,26 @@ def _row_stream(  # type: ignore[no-untyped-def]  # noqa: PLR0915
             source = _source(weight, coming, outputs, columns, lane, OUTPUTS, tiled)
             end = gl.where(coming < blocks, columns, 0)
     # Whatever is read only once is asked for at once, and as volatile: the compiler would move it to where it is used.
-    norm_values = ()
     if NORMED:
-        for each in gl.static_range(CHUNKS):
-            norm_values = norm_values + (_line(norm_weight, each * COLUMNS + lane, columns),)
+        norm_line = _line(norm_weight, lane, columns, CHUNKS, COLUMNS)
     own_bias, pair_bias = _of_outputs(bias, gl.program_id(0), outputs, OUTPUTS, tiled, HAS_BIAS, PAIRED)
     if OVERLAP:
         gdc_wait()
 
-    values_of_row = ()
-    for each in gl.static_range(CHUNKS):
-        values_of_row = values_of_row + (_line(x, each * COLUMNS + lane, columns),)
+    own_line = _line(x, lane, columns, CHUNKS, COLUMNS)
     before, _ = _of_outputs(out, gl.program_id(0), outputs, OUTPUTS, tiled, ADDS, False)
     if NORMED:
         squares = gl.zeros([COLUMNS], gl.float32, layout=gl.SliceLayout(0, tiled))
         for each in gl.static_range(CHUNKS):
-            wide = values_of_row[each].to(gl.float32)
+            wide = own_line[each].to(gl.float32)
             squares += wide * wide
         scale = gl.rsqrt(gl.sum(squares, 0) / columns + eps)
         for each in gl.static_range(CHUNKS):
-            scaled = (values_of_row[each].to(gl.float32) * scale).to(number)
-            row.index(each).store((norm_values[each].to(gl.float32) * scaled.to(gl.float32)).to(number))
+            scaled = (own_line[each].to(gl.float32) * scale).to(number)
+            row.index(each).store((norm_line[each].to(gl.float32) * scaled.to(gl.float32)).to(number))
     else:
         for each in gl.static_range(CHUNKS):
-            row.index(each).store(values_of_row[each])
+            row.index(each).store(own_line[each])
 
     stage = 0
     for block in range(gl.program_id(0), blocks, gl.num_programs(0)):

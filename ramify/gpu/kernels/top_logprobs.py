@@ -44,11 +44,19 @@ class Processing(NamedTuple):
 
 
 def report(
-    logits: Tensor, scores: BlockScores, token_ids: Tensor, reports: Reports, processing: Processing | None = None
+    logits: Tensor,
+    scores: BlockScores,
+    token_ids: Tensor,
+    reports: Reports,
+    processing: Processing | None = None,
+    *,
+    asked: Tensor | None = None,
+    with_ranks: bool = True,
 ) -> None:
     """Of logits (R, V) float32 and their scores: token_ids (R,) int64 and the `count` likeliest, into reports.
 
-    count is the width of reports.top_ids, from 0 up to V. A row's logprobs are of softmax(logits), or, with
+    count is the width of reports.top_ids, from 0 up to V; with `asked` (R,) int64 a row's first so many are listed, and
+    the others stay what they were. Without ranks those are all 1. A row's logprobs are of softmax(logits), or, with
     `processing`, of the softmax that its token was drawn from.
     """
     rows, vocab_size = logits.shape
@@ -63,6 +71,7 @@ def report(
         scores.largest if processing is None else processing.temperatures,
         scores.largest if processing is None else processing.floors,
         token_ids,
+        token_ids if asked is None else asked,
         reports.logprobs,
         reports.ranks,
         reports.top_ids,
@@ -73,8 +82,11 @@ def report(
         num_blocks=num_blocks,
         width=width_of(num_blocks),
         is_processed=processing is not None,
+        is_asked=asked is not None,
         num_warps=4,
     )
+    if not with_ranks:
+        return
     # Whole numbers add up to the same in any order, so many programs may count for one row.
     _count_larger[(rows, triton.cdiv(num_blocks, BLOCKS_AT_ONCE.value))](
         logits,
@@ -105,6 +117,7 @@ def _report(
     temperatures: tl.tensor,
     floors: tl.tensor,
     token_ids: tl.tensor,
+    asked: tl.tensor,
     logprobs: tl.tensor,
     ranks: tl.tensor,
     top_ids: tl.tensor,
@@ -115,6 +128,7 @@ def _report(
     num_blocks: tl.constexpr,
     width: tl.constexpr,
     is_processed: tl.constexpr,
+    is_asked: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     logits += row * logits_stride
@@ -128,9 +142,9 @@ def _report(
     temperature = 1.0
     floor = float("-inf")
     if is_processed:
-        asked = tl.load(temperatures + row)
-        if asked > 0:
-            temperature = asked
+        own = tl.load(temperatures + row)
+        if own > 0:
+            temperature = own
             floor = tl.load(floors + row)
             sums = tl.load(kept_sums + row * num_blocks + blocks, mask=exists, other=0.0)
     log_total = tl.log(tl.sum(tl.where(exists, tl.exp(scaled(tops, largest, temperature)) * sums, 0.0), axis=0))
@@ -139,7 +153,10 @@ def _report(
     tl.store(logprobs + row, _logprob(chosen, largest, temperature, floor, log_total))
     tl.store(ranks + row, 1)
 
-    for index in range(count):
+    listed = count
+    if is_asked:
+        listed = tl.minimum(tl.load(asked + row).to(tl.int32), count)
+    for index in range(listed):
         best = tl.max(tops, axis=0)
         # In a row with NaN no candidate may match: any id of the vocabulary will do, the row is faulty.
         best_id = tl.minimum(tl.min(tl.where(tops == best, candidates, vocab_size), axis=0), vocab_size - 1)
