@@ -20,6 +20,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,14 +30,23 @@ from triton.runtime.errors import OutOfResources
 
 from ramify.device.reads import Reads
 from ramify.engine.plan import SharedPrefix
+from ramify.gpu.kernels import hopper_prefix
 from ramify.gpu.kernels.stretches import PREFIX_SPLIT, EvenCuts
 from ramify.gpu.paged import PagedDecode
+from ramify.gpu.prefix_ways import DIVIDED, DIVIDED_BESIDE, SCHEDULED, SCHEDULED_BESIDE
 
 BANDWIDTH = 4.2e12  # bytes a second that a copy reaches on an H200
 FEWEST_LAYERS, MOST_LAYERS, REPEATS, BLOCK_SIZE = 6, 36, 15, 16
 BYTES = 200_000_000  # of keys and values: more than the cache keeps
 DTYPE = torch.bfloat16
+EARLY_PAIRS = 64  # of row and key-value head
 Options = Mapping[str, int]
+WAYS = {  # for Hopper
+    "scheduled": SCHEDULED,
+    "scheduled, own parts beside": SCHEDULED_BESIDE,
+    "divided": DIVIDED,
+    "divided, own parts beside": DIVIDED_BESIDE,
+}
 
 
 @dataclass(frozen=True)
@@ -98,8 +108,9 @@ class Layers:
         prefix_split: int | None = None,
         decode_options: Options | None = None,
         prefix_options: Options | None = None,
+        **options: Any,
     ) -> PagedDecode:
-        """Cut as the engine cuts, unless splits are given."""
+        """Cut as the engine cuts, unless splits are given; the options are PagedDecode's."""
         shape = self.shape
         own_split = own_split or EvenCuts.of(shape.rows, shape.kv_heads).own_split
         parts = EvenCuts.most_parts(shape.prefix + shape.own[1])
@@ -118,6 +129,7 @@ class Layers:
             cuts=None if prefix_split is None else EvenCuts(own_split, prefix_split),
             decode_options=decode_options,
             prefix_options=prefix_options,
+            **options,
         )
         paged.tables.copy_(torch.from_numpy(self.tables))
         sharers = np.arange(shape.rows).reshape(shape.prefixes, -1).tolist()
@@ -198,16 +210,26 @@ def report(layers: Layers) -> dict[str, float]:
         time = sdpa_microseconds(shape, queries, shape.prefixes, shape.prefix)
         show("SDPA, prefix", time, f"{flops / time / 1e6:.0f} TFLOP/s")
     with_prefix = bool(shape.prefix)
-    time = microseconds(
-        lambda layer: paged.attend(layers.queries, layer, layers.out, with_prefix=with_prefix), layers.kv
-    )
+    time = attention_time(layers, paged)
     show("all", time, speed(own_bytes + shape.prefixes * shape.prefix * shape.bytes_per_position, time))
+    if with_prefix and hopper_prefix.can_schedule(layers.kv.device, DTYPE, shape.head_dim):
+        for name, way in WAYS.items():
+            show(f"all, {name}", attention_time(layers, layers.paged(way=way)))
+    if not with_prefix and shape.rows * shape.kv_heads <= EARLY_PAIRS:
+        show("all, read early", attention_time(layers, layers.paged(early_pairs=EARLY_PAIRS)))
     if not with_prefix:
         for own_split, block_n in product((64, 128, 256, 512), (32, 64, 128)):
             if block_n <= own_split:
                 time = decode_time(layers, own_split, block_n=block_n)
                 show(f"all, cut at {own_split} by {block_n}", time, speed(own_bytes, time))
     return result
+
+
+def attention_time(layers: Layers, paged: PagedDecode) -> float:
+    with_prefix = bool(layers.shape.prefix)
+    return microseconds(
+        lambda layer: paged.attend(layers.queries, layer, layers.out, with_prefix=with_prefix), layers.kv
+    )
 
 
 def decode_time(layers: Layers, own_split: int, **options: int) -> float:
@@ -220,8 +242,7 @@ def decode_time(layers: Layers, own_split: int, **options: int) -> float:
 
 def whole_time(layers: Layers, prefix_split: int, **options: int) -> float:
     """With the decode kernel, because shorter stretches spread the prefix better but give it more to merge."""
-    paged = layers.paged(prefix_split=prefix_split, prefix_options=options)
-    return microseconds(lambda layer: paged.attend(layers.queries, layer, layers.out, with_prefix=True), layers.kv)
+    return attention_time(layers, layers.paged(prefix_split=prefix_split, prefix_options=options))
 
 
 def sweep(

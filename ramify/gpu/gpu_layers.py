@@ -227,8 +227,8 @@ class GpuLayers:
             # Which of the first rows are decodes, the list knows; the others come to zero, and prompts write over them.
             count = queries.shape[0] if not self._has_prompts else min(queries.shape[0], self._max_rows)
         if count:
-            options = {"with_prefix": self._has_shared, "overlap": overlap}
-            self._decodes.attend(queries[:count], kv, out[:count], **options)
+            company = {"with_prefix": self._has_shared, "beside_prompts": self._has_prompts}
+            self._decodes.attend(queries[:count], kv, out[:count], **company, overlap=overlap)
         if self._has_prompts and self._exact_prompts is None:
             self._paged_prompts.attend(queries, kv, out)
         return out

@@ -25,7 +25,7 @@ from ramify.gpu.kernels import block_decode as blocks
 from ramify.gpu.kernels import decode_attention as decode
 from ramify.gpu.kernels import own_parts as own
 from ramify.gpu.kernels.attention_task import AttentionTask, Merging, Sharing
-from ramify.gpu.kernels.early_decode import early_decode
+from ramify.gpu.kernels.early_decode import TAIL, early_decode
 from ramify.gpu.kernels.merge import merge
 from ramify.gpu.kernels.overlap import can_overlap
 from ramify.gpu.kernels.stretches import Cuts, EvenCuts, PositionCuts, PrefixTiles
@@ -41,8 +41,6 @@ _HEADER = 16
 _ALIGNED = 4  # int32s in 16 bytes: Triton compiles for aligned pointers apart
 _PROCESSORS_WITHOUT_A_GPU = 1
 SHARED_MEMORY = 227 * 1024
-# Of row and key-value head, up to which keys and values come before the wait (kernels/early_decode.py).
-EARLY_PAIRS = 64
 WALKS_PER_PROCESSOR = 4  # at a time, of exact decodes
 
 
@@ -52,7 +50,8 @@ class PagedDecode:
     `max_parts` bounds the parts of one step (see WorkList) and with them the items. Where rows are cut follows from
     their number unless `cuts` says it; `exact`: a row's output has the same bits in any company (kernels/walk.py), if
     cuts are by position. The options are keyword arguments of the kernels' launch functions, for
-    measuring; so is the most pairs of row and key-value head that are read early.
+    measuring; so is the most pairs of row and key-value head that are read early (kernels/early_decode.py): none, until
+    that was measured.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class PagedDecode:
         decode_options: Mapping[str, Any] | None = None,
         prefix_options: Mapping[str, int] | None = None,
         way: PrefixWay | None = None,
-        early_pairs: int = EARLY_PAIRS,
+        early_pairs: int = 0,
     ) -> None:
         processors = _PROCESSORS_WITHOUT_A_GPU
         if device.type == "cuda":
@@ -85,7 +84,8 @@ class PagedDecode:
         self._fewest_pairs = blocks.FEWEST_PAIRS
         if "tiles" in self._decode_options:
             self._block_tiles, self._fewest_pairs = self._decode_options.pop("tiles"), 0
-        self._early_pairs = 0 if exact else early_pairs
+        # A block that a row completes may be read by the next row of the same step: with small ones by a chain of rows.
+        self._early_pairs = 0 if exact or block_size < TAIL else early_pairs
         self._overlap = can_overlap(device)
         self._way = way = way or way_for(device, dtype, head_dim, exact=exact)
         self._prefix_options: dict[str, Any] = {
@@ -163,19 +163,28 @@ class PagedDecode:
         self._staging.sent()
 
     def attend(
-        self, queries: Tensor, kv_layer: Tensor, out: Tensor, *, with_prefix: bool, overlap: bool | None = None
+        self,
+        queries: Tensor,
+        kv_layer: Tensor,
+        out: Tensor,
+        *,
+        with_prefix: bool,
+        beside_prompts: bool = False,
+        overlap: bool | None = None,
     ) -> None:
         """queries (rows, heads, head_dim), kv_layer (slots, 2, kv_heads, head_dim) -> out (rows, heads * head_dim).
 
         Allocates nothing and waits for nothing. Without prefix the list must hold no shared prefixes: who counts the
-        parts would wait for some that nobody writes.
+        parts would wait for some that nobody writes. beside_prompts: the step computes pieces of prompts too, and a row
+        may read what one of them writes.
         """
         if with_prefix:
             self.attend_shared(queries, kv_layer, overlap=overlap)
             if self._way.own_options is not None:
                 self._attend_beside(queries, kv_layer, out, overlap=overlap)
                 return
-        self.attend_own(queries, kv_layer, out, with_prefix=with_prefix, overlap=overlap)
+        company = {"with_prefix": with_prefix, "beside_prompts": beside_prompts}
+        self.attend_own(queries, kv_layer, out, **company, overlap=overlap)
 
     def attend_shared(self, queries: Tensor, kv_layer: Tensor, *, overlap: bool | None = None) -> None:
         task = self._task(queries, kv_layer, self._prefix_count)
@@ -199,6 +208,7 @@ class PagedDecode:
         out: Tensor | None = None,
         *,
         with_prefix: bool = False,
+        beside_prompts: bool = False,
         overlap: bool | None = None,
     ) -> None:
         """Writes parts or, where an output is given, what they and those of prefixes come to."""
@@ -221,7 +231,8 @@ class PagedDecode:
         fewest, most = (self._processors * each for each in decode.PROGRAMS_PER_PROCESSOR)
         programs = min(max(expected, fewest), most)
         options |= {"num_programs": programs, **self._decode_options}
-        if merging is not None and not with_prefix and queries.shape[0] * self._kv_heads <= self._early_pairs:
+        is_few = queries.shape[0] * self._kv_heads <= self._early_pairs
+        if is_few and merging is not None and not with_prefix and not beside_prompts:
             early_decode(task, merging, **options)
             return
         decode.decode_attention(task, merging, exact=self._exact, cuts=self._positions, **options)

@@ -68,12 +68,12 @@ def check(out: torch.Tensor, scene: Scene) -> None:
     torch.testing.assert_close(out.cpu().double(), scene.whole_attention(), atol=tolerance, rtol=tolerance)
 
 
-LATE: dict[str, Any] = {**SMALL, "early_pairs": 0}
+EARLY: dict[str, Any] = {**SMALL, "early_pairs": 64}
 
 
 @pytest.mark.parametrize("shared", [(), SHARED], ids=["alone", "shared"])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (7, 1), (18, 1)])
-@pytest.mark.parametrize("options", [SMALL, LATE], ids=["early", "late"])
+@pytest.mark.parametrize("options", [EARLY, SMALL], ids=["early", "late"])
 def test_a_step(
     options: Mapping[str, Any],
     shared: Sequence[SharedPrefix],
@@ -88,6 +88,22 @@ def test_a_step(
     paged = paged_for(scene, options=options if heads < 16 else {**options, "prefix_options": {"block_m": 32}})
     paged.write_list(paged.work_list(decode_reads(scene.lengths, scene.shared)))
     check(attend(paged, scene), scene)
+
+
+@pytest.mark.parametrize(("block_size", "beside_prompts"), [(16, True), (8, False)])
+def test_what_the_same_step_writes_is_not_read_early(
+    block_size: int, beside_prompts: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row may begin behind blocks of a prompt that is computed beside it, or behind other rows' small ones."""
+    scene = make_scene(
+        LENGTHS, heads=4, kv_heads=2, head_dim=32, block_size=block_size, dtype=torch.float32, device=device
+    )
+    paged = paged_for(scene, options=EARLY)
+    paged.write_list(paged.work_list(decode_reads(scene.lengths, block_size=block_size)))
+    monkeypatch.setattr("ramify.gpu.paged.early_decode", None)
+    out = torch.full((len(LENGTHS), 4 * 32), torch.nan, device=device)
+    paged.attend(scene.queries, scene.kv, out, with_prefix=False, beside_prompts=beside_prompts)
+    check(out, scene)
 
 
 def test_rows_may_share_all_of_their_positions(dtype: torch.dtype, device: torch.device) -> None:
@@ -112,7 +128,7 @@ def test_nan_in_what_some_rows_share_shows_in_these_alone(device: torch.device) 
     assert not out[[0, 1, 2, 3, 4, 7, 9, 10]].isnan().any()
 
 
-@pytest.mark.parametrize("options", [SMALL, LATE], ids=["early", "late"])
+@pytest.mark.parametrize("options", [EARLY, SMALL], ids=["early", "late"])
 @pytest.mark.parametrize("position", [0, 15, 60, 149])
 def test_nan_of_one_row_shows_in_it_alone(options: Mapping[str, Any], position: int, device: torch.device) -> None:
     """And what lies in a block behind a row's last position shows nowhere."""

@@ -6,9 +6,10 @@
     after it               the queries and the last positions, which the kernel before writes; then what lies between
 
 Few rows are no matter of bytes: what takes time is one thing waiting for another, a list for its item, a table for its
-block, keys for their addresses. All that a step does not write is there before the step begins, and so is everything of
-a row but its newest positions. It is asked for before this kernel waits for the one before it, and what is left to come
-afterwards is the row's own query and TAIL positions.
+block, keys for their addresses. All that a step does not write is there before the step begins, and in a step of single
+rows that is everything of a row but its newest positions. It is asked for before this kernel waits for the one before
+it, and what is left to come afterwards is the row's own query and TAIL positions. Beside pieces of prompts it may not
+be used: a row may begin behind blocks that one of them writes in this very step.
 
 Items, parts and how they are merged are those of decode_attention.py.
 """
