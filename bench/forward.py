@@ -1,11 +1,12 @@
 """One forward pass of decodes on a GPU, in a graph as an engine replays it: its time, and when its kernels run.
 
     python bench/forward.py [--shape llama8B] [--form gptq4] [--rows 1 64] [--length 500] [--layers N]
-                            [--without overlap] [--timeline]
+                            [--without overlap] [--timeline] [--paces]
 
 Random weights of a public shape in bfloat16; every row has so many positions of its own. Head included, sampler and
 host left out. `--timeline` shows the kernels of a middle layer as the profiler saw them: where a kernel begins before
-the one above it ends, they overlap. The last line is JSON.
+the one above it ends, they overlap. `--paces` times the whole pass at every pace that an engine would try on a few
+layers (gpu/paces.py), and tells the one that it took. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import argparse
 import json
 import statistics
 import sys
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -34,6 +38,7 @@ from ramify.device.reads import Reads
 from ramify.gpu.form_cache import FormCache, machine_of
 from ramify.gpu.gpu_layers import GpuLayers
 from ramify.gpu.packed_parts import DevicePacking
+from ramify.gpu.product_forms import ALWAYS, NEVER, Pace
 from ramify.models.decoder import Decoder
 from ramify.models.families import architecture_from_config
 from ramify.models.weights import fill_randomly
@@ -42,6 +47,21 @@ DTYPE = torch.bfloat16
 DEVICE = torch.device("cuda")
 BLOCK_SIZE = 16
 REPLAYS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """In place of a MeasuredPace."""
+
+    pace: Pace
+
+    def of(self, *_: Any) -> Pace:
+        return self.pace
+
+
+def told_of(pace: Pace) -> str:
+    stays = {ALWAYS: "all stay", NEVER: "all pass"}.get(pace.stays_from, f"those of {pace.stays_from} MiB stay")
+    return f"{stays}{', overlap' if pace.overlaps else ''}{', early' if pace.reads_early else ''}"
 
 
 class Forward:
@@ -64,7 +84,8 @@ class Forward:
         self._hidden: torch.Tensor | None = None
         self._batch: Batch | None = None
 
-    def capture(self, rows: int) -> torch.cuda.CUDAGraph:
+    def capture(self, rows: int, pace: Pace | None = None) -> torch.cuda.CUDAGraph:
+        """At the pace that is measured, unless one is given."""
         numbers = np.arange(rows)
         tables = [tuple(range(row * self._blocks, (row + 1) * self._blocks)) for row in range(rows)]
         ends = np.full(rows, self.length)
@@ -79,12 +100,25 @@ class Forward:
             self._hidden = self.layers.forward(batch)
             self.layers.logits(self._hidden, self._logits[:rows])
 
-        step()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        given = nullcontext() if pace is None else patch.object(self.layers, "_paces", Given(pace))
+        with given:
             step()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
         return graph
+
+    def paces(self, rows: int) -> dict[str, float]:
+        """Milliseconds at each."""
+        measured, times = self.layers._paces, {}
+        assert measured is not None, "a GPU on which kernels overlap"
+        for pace in measured.shape.paces(rows):
+            times[told_of(pace)] = round(milliseconds(self.capture(rows, pace)), 4)
+        times["taken"] = round(milliseconds(self.capture(rows)), 4)
+        print("   ", "; ".join(f"{name} {time:.3f}" for name, time in times.items()))
+        print("    taken:", told_of(measured.of(rows, lambda *_: None)), flush=True)
+        return times
 
     def seen(self, rows: int) -> torch.Tensor:
         """The logits of the last replay (rows, vocabulary)."""
@@ -137,6 +171,7 @@ def main() -> None:
     parser.add_argument("--form", choices=list(FORMS), default="bf16", help="of the weights of the layers")
     parser.add_argument("--without", nargs="+", choices=["overlap"], default=[])
     parser.add_argument("--timeline", action="store_true")
+    parser.add_argument("--paces", action="store_true")
     options = parser.parse_args()
     leave_out(options.without)
     told: dict[str, Any] = {
@@ -157,6 +192,8 @@ def main() -> None:
             graph = forward.capture(rows)
             told[f"{rows} rows"] = round(milliseconds(graph), 4)
             print(f"{options.shape}, {rows} rows: {told[f'{rows} rows']:.3f} ms", flush=True)
+            if options.paces:
+                told[f"{rows} rows, paces"] = forward.paces(rows)
             if options.timeline:
                 show(kernels_of(graph), forward.decoder.arch.num_layers)
     print(json.dumps(told))

@@ -31,6 +31,7 @@ from triton.runtime.errors import OutOfResources
 from ramify.device.reads import Reads
 from ramify.engine.plan import SharedPrefix
 from ramify.gpu.kernels import hopper_prefix
+from ramify.gpu.kernels.early_decode import MOST_PAIRS
 from ramify.gpu.kernels.stretches import PREFIX_SPLIT, EvenCuts
 from ramify.gpu.paged import PagedDecode
 from ramify.gpu.prefix_ways import DIVIDED, DIVIDED_BESIDE, SCHEDULED, SCHEDULED_BESIDE
@@ -39,7 +40,6 @@ BANDWIDTH = 4.2e12  # bytes a second that a copy reaches on an H200
 FEWEST_LAYERS, MOST_LAYERS, REPEATS, BLOCK_SIZE = 6, 36, 15, 16
 BYTES = 200_000_000  # of keys and values: more than the cache keeps
 DTYPE = torch.bfloat16
-EARLY_PAIRS = 64  # of row and key-value head
 Options = Mapping[str, int]
 WAYS = {  # for Hopper
     "scheduled": SCHEDULED,
@@ -215,8 +215,8 @@ def report(layers: Layers) -> dict[str, float]:
     if with_prefix and hopper_prefix.can_schedule(layers.kv.device, DTYPE, shape.head_dim):
         for name, way in WAYS.items():
             show(f"all, {name}", attention_time(layers, layers.paged(way=way)))
-    if not with_prefix and shape.rows * shape.kv_heads <= EARLY_PAIRS:
-        show("all, read early", attention_time(layers, layers.paged(early_pairs=EARLY_PAIRS)))
+    if not with_prefix and shape.rows * shape.kv_heads <= MOST_PAIRS:
+        show("all, read early", attention_time(layers, paged, reads_early=True))
     if not with_prefix:
         for own_split, block_n in product((64, 128, 256, 512), (32, 64, 128)):
             if block_n <= own_split:
@@ -225,11 +225,9 @@ def report(layers: Layers) -> dict[str, float]:
     return result
 
 
-def attention_time(layers: Layers, paged: PagedDecode) -> float:
-    with_prefix = bool(layers.shape.prefix)
-    return microseconds(
-        lambda layer: paged.attend(layers.queries, layer, layers.out, with_prefix=with_prefix), layers.kv
-    )
+def attention_time(layers: Layers, paged: PagedDecode, *, reads_early: bool = False) -> float:
+    options = {"with_prefix": bool(layers.shape.prefix), "reads_early": reads_early}
+    return microseconds(lambda layer: paged.attend(layers.queries, layer, layers.out, **options), layers.kv)
 
 
 def decode_time(layers: Layers, own_split: int, **options: int) -> float:

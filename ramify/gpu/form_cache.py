@@ -46,7 +46,7 @@ from ramify.gpu.kernels.row_product import RowTiles
 from ramify.gpu.kernels.row_stream import RowStream
 from ramify.gpu.kernels.tile_stream import TileStream
 from ramify.gpu.kernels.tiled_product import MOST_ROWS, Tiles
-from ramify.gpu.product_forms import Form, Pace, Vendor
+from ramify.gpu.product_forms import ALWAYS, NEVER, Form, Pace, Vendor
 from ramify.models.embedded import cache_folder
 
 
@@ -78,7 +78,8 @@ LIMITS = {
     "splits": (1, 64),
     "programs": (1, 16),
     "overlaps": (0, 1),
-    "stays": (0, 1),
+    "stays_from": (ALWAYS, NEVER),
+    "reads_early": (0, 1),
 }
 ROWS = (16, MOST_ROWS)
 ANY_NUMBER = frozenset({"stages", "splits", "programs"})

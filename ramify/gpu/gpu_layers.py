@@ -101,8 +101,7 @@ class GpuLayers:
         layers = decoder.layers
         self._pace = Pace(int(can_overlap(decoder.device)))
         self._paces: MeasuredPace | None = None
-        is_dense = not any(linear.parts for layer in layers for linear in layer.linears)
-        if self._pace.overlaps and forms is not None and not batch_invariant and is_dense and decoder.ranks is None:
+        if self._pace.overlaps and forms is not None and not batch_invariant and decoder.ranks is None:
             self._paces = MeasuredPace(LayerShape(arch, decoder.dtype), forms, GraphStopwatch(decoder.device).seconds)
         weights = zip(
             weights_of("read", [layer.qkv for layer in layers]),
@@ -176,7 +175,7 @@ class GpuLayers:
         for index, layer in enumerate(self._layers[:num_layers]):
             qkv = layer.qkv.from_stream(stream, layer.input_norm)
             self._rotate_and_write(index, qkv, batch, queries, overlap=stream.overlap)
-            attended = self._attend(index, queries, overlap=stream.overlap)
+            attended = self._attend(index, queries, stream.pace)
             if index == len(self._layers) - 1 and rows is not None:
                 stream = Stream(stream.values[rows], pace)
                 attended, inner = attended[rows], inner[: len(rows)]
@@ -216,7 +215,7 @@ class GpuLayers:
             overlap=overlap,
         )
 
-    def _attend(self, index: int, queries: Tensor, *, overlap: bool) -> Tensor:
+    def _attend(self, index: int, queries: Tensor, pace: Pace) -> Tensor:
         """(T, heads, head_dim) -> (T, heads * head_dim): decodes, then pieces of prompts."""
         kv = self.pool.layers[index]
         out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
@@ -228,7 +227,8 @@ class GpuLayers:
             count = queries.shape[0] if not self._has_prompts else min(queries.shape[0], self._max_rows)
         if count:
             company = {"with_prefix": self._has_shared, "beside_prompts": self._has_prompts}
-            self._decodes.attend(queries[:count], kv, out[:count], **company, overlap=overlap)
+            how = {"overlap": bool(pace.overlaps), "reads_early": bool(pace.reads_early)}
+            self._decodes.attend(queries[:count], kv, out[:count], **company, **how)
         if self._has_prompts and self._exact_prompts is None:
             self._paged_prompts.attend(queries, kv, out)
         return out

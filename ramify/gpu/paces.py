@@ -1,26 +1,31 @@
-"""At which pace a forward pass of one row is fastest (product_forms.py: `Pace`): measured once.
+"""At which pace the decodes of a step are fastest (product_forms.py: `Pace`): measured once for each number of rows.
 
 Overlap gains where starting a kernel takes as long as its work. Where kernels are long it may lose: programs of the
 next one take whatever room the last of this one leave, and then stand close on some processors and far apart on others.
 Programs that stay have their share of every processor, and their first weights on the way while attention is at work;
-those that pass are quicker to begin. A product alone shows none of this. So layers are timed at every pace, as many as
-no cache holds, and what was fastest is remembered with the forms of products. Passes of several rows overlap.
+those that pass are quicker to begin, which small weights need. Where rows are few, attention waits for one thing after
+the other, and reading early spares it the longest wait, unless it takes room from the kernel before. A product alone
+shows none of this. So layers are timed at every pace, as many as no cache holds, and what was fastest is remembered
+with the forms of products. Beyond a few rows all passes overlap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from ramify.device.graphs import must_run_first
+from ramify.device.graphs import must_run_first, padded
 from ramify.gpu.form_cache import FormCache
-from ramify.gpu.product_forms import Pace
+from ramify.gpu.kernels.early_decode import MOST_PAIRS
+from ramify.gpu.product_forms import ALWAYS, MIB, NEVER, Pace
 from ramify.gpu.products import TRIAL_BYTES
 from ramify.gpu.tuning import Launch
 from ramify.models.families import Architecture
+
+STAYING_FROM = (ALWAYS, 16, 64, NEVER)  # MiB of a weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +41,43 @@ class LayerShape:
         heads = f"{arch.num_heads}/{arch.num_kv_heads} heads of {arch.head_dim}"
         extras = f"{' biases' if arch.qkv_bias else ''}{' norms' if arch.qk_norm else ''}"
         sizes = f"{arch.hidden_size}x{arch.intermediate_size}"
-        return f"layers of {sizes}, {heads}{extras} {str(self.dtype).removeprefix('torch.')}"
+        held = "" if arch.quantization is None else f" in {arch.quantization.label}"
+        return f"layers of {sizes}, {heads}{extras} {str(self.dtype).removeprefix('torch.')}{held}"
+
+    @property
+    def weights(self) -> tuple[int, int, int, int]:
+        """The numbers in a layer's matrices: queries, keys and values; output; gate and up; down."""
+        arch = self.arch
+        queries, both = arch.num_heads * arch.head_dim, 2 * arch.num_kv_heads * arch.head_dim
+        inner = arch.hidden_size * arch.intermediate_size
+        return arch.hidden_size * (queries + both), arch.hidden_size * queries, 2 * inner, inner
 
     @property
     def num_tried(self) -> int:
         """So many layers that no cache holds their weights."""
-        arch = self.arch
-        attention = (2 * arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim
-        of_layer = self.dtype.itemsize * arch.hidden_size * (attention + 3 * arch.intermediate_size)
-        return max(2, -(-TRIAL_BYTES // of_layer))
+        bits = 8 * self.dtype.itemsize if self.arch.quantization is None else self.arch.quantization.bits
+        return max(2, -(-TRIAL_BYTES // (sum(self.weights) * bits // 8)))
+
+    def paces(self, rows: int) -> list[Pace]:
+        """Those worth a measurement. Without overlap nothing is early, and one kind of programs serves all weights."""
+        early = (0, 1) if rows * self.arch.num_kv_heads <= MOST_PAIRS else (0,)
+        if rows > 1:
+            return [Pace(1, reads_early=each) for each in early]
+        stays_from = list(self._stays_from())
+        without = [Pace(0, each) for each in stays_from if each in (ALWAYS, NEVER)]
+        return without + [Pace(1, size, each) for size in stays_from for each in early]
+
+    def _stays_from(self) -> Iterator[int]:
+        """Sizes that part the weights differently. Packed ones have no programs that stay."""
+        if self.arch.quantization is not None:
+            yield NEVER
+            return
+        found: set[tuple[bool, ...]] = set()
+        for size in (ALWAYS, NEVER, *STAYING_FROM):
+            parted = tuple(numbers * self.dtype.itemsize >= size * MIB for numbers in self.weights)
+            if parted not in found:
+                found.add(parted)
+                yield size
 
 
 class MeasuredPace:
@@ -53,26 +86,27 @@ class MeasuredPace:
     def __init__(
         self, shape: LayerShape, cache: FormCache, stopwatch: Callable[[Sequence[Launch]], Sequence[float]]
     ) -> None:
-        self._shape, self._cache, self._stopwatch = shape, cache, stopwatch
-        self._known: Pace | None = None
+        self.shape, self._cache, self._stopwatch = shape, cache, stopwatch
+        self._known: dict[int, Pace] = {}
 
     def of(self, rows: int, launch: Callable[[int, Pace], None]) -> Pace:
         """For so many rows; `launch` launches so many layers at a pace."""
-        if rows > 1:
-            return Pace(overlaps=1)
-        if self._known is None:
-            self._known = self._find(rows, partial(launch, self._shape.num_tried))
-        return self._known
+        rows = padded(rows)
+        if rows not in self._known:
+            self._known[rows] = self._find(rows, partial(launch, self.shape.num_tried))
+        return self._known[rows]
 
     def _find(self, rows: int, launch: Callable[[Pace], None]) -> Pace:
-        found = self._cache.find(self._shape, rows)
+        paces = self.shape.paces(rows)
+        if len(paces) == 1:
+            return paces[0]
+        found = self._cache.find(self.shape, rows)
         if isinstance(found, Pace):
             return found
         must_run_first()
-        paces = [Pace(overlaps, stays) for stays in (0, 1) for overlaps in (0, 1)]
         launches = [partial(launch, pace) for pace in paces]
         for each in launches:
             each()  # compiles
         fastest = min(zip(self._stopwatch(launches), range(len(paces)), strict=True))[1]
-        kept = self._cache.keep(self._shape, rows, paces[fastest])
+        kept = self._cache.keep(self.shape, rows, paces[fastest])
         return kept if isinstance(kept, Pace) else paces[fastest]

@@ -25,7 +25,7 @@ from ramify.gpu.kernels import block_decode as blocks
 from ramify.gpu.kernels import decode_attention as decode
 from ramify.gpu.kernels import own_parts as own
 from ramify.gpu.kernels.attention_task import AttentionTask, Merging, Sharing
-from ramify.gpu.kernels.early_decode import TAIL, early_decode
+from ramify.gpu.kernels.early_decode import MOST_PAIRS, TAIL, early_decode
 from ramify.gpu.kernels.merge import merge
 from ramify.gpu.kernels.overlap import can_overlap
 from ramify.gpu.kernels.stretches import Cuts, EvenCuts, PositionCuts, PrefixTiles
@@ -49,9 +49,7 @@ class PagedDecode:
 
     `max_parts` bounds the parts of one step (see WorkList) and with them the items. Where rows are cut follows from
     their number unless `cuts` says it; `exact`: a row's output has the same bits in any company (kernels/walk.py), if
-    cuts are by position. The options are keyword arguments of the kernels' launch functions, for
-    measuring; so is the most pairs of row and key-value head that are read early (kernels/early_decode.py): none, until
-    that was measured.
+    cuts are by position. The options are keyword arguments of the kernels' launch functions, for measuring.
     """
 
     def __init__(
@@ -71,7 +69,6 @@ class PagedDecode:
         decode_options: Mapping[str, Any] | None = None,
         prefix_options: Mapping[str, int] | None = None,
         way: PrefixWay | None = None,
-        early_pairs: int = 0,
     ) -> None:
         processors = _PROCESSORS_WITHOUT_A_GPU
         if device.type == "cuda":
@@ -85,7 +82,7 @@ class PagedDecode:
         if "tiles" in self._decode_options:
             self._block_tiles, self._fewest_pairs = self._decode_options.pop("tiles"), 0
         # A block that a row completes may be read by the next row of the same step: with small ones by a chain of rows.
-        self._early_pairs = 0 if exact or block_size < TAIL else early_pairs
+        self._can_read_early = not exact and block_size >= TAIL
         self._overlap = can_overlap(device)
         self._way = way = way or way_for(device, dtype, head_dim, exact=exact)
         self._prefix_options: dict[str, Any] = {
@@ -171,20 +168,22 @@ class PagedDecode:
         with_prefix: bool,
         beside_prompts: bool = False,
         overlap: bool | None = None,
+        reads_early: bool = False,
     ) -> None:
         """queries (rows, heads, head_dim), kv_layer (slots, 2, kv_heads, head_dim) -> out (rows, heads * head_dim).
 
         Allocates nothing and waits for nothing. Without prefix the list must hold no shared prefixes: who counts the
         parts would wait for some that nobody writes. beside_prompts: the step computes pieces of prompts too, and a row
-        may read what one of them writes.
+        may read what one of them writes. reads_early: few rows by kernels/early_decode.py, where it can serve them.
         """
         if with_prefix:
             self.attend_shared(queries, kv_layer, overlap=overlap)
             if self._way.own_options is not None:
                 self._attend_beside(queries, kv_layer, out, overlap=overlap)
                 return
-        company = {"with_prefix": with_prefix, "beside_prompts": beside_prompts}
-        self.attend_own(queries, kv_layer, out, **company, overlap=overlap)
+        is_few = queries.shape[0] * self._kv_heads <= MOST_PAIRS
+        early = reads_early and self._can_read_early and is_few and not with_prefix and not beside_prompts
+        self.attend_own(queries, kv_layer, out, with_prefix=with_prefix, overlap=overlap, reads_early=early)
 
     def attend_shared(self, queries: Tensor, kv_layer: Tensor, *, overlap: bool | None = None) -> None:
         task = self._task(queries, kv_layer, self._prefix_count)
@@ -208,8 +207,8 @@ class PagedDecode:
         out: Tensor | None = None,
         *,
         with_prefix: bool = False,
-        beside_prompts: bool = False,
         overlap: bool | None = None,
+        reads_early: bool = False,
     ) -> None:
         """Writes parts or, where an output is given, what they and those of prefixes come to."""
         overlap = self._overlap if overlap is None else overlap
@@ -231,8 +230,7 @@ class PagedDecode:
         fewest, most = (self._processors * each for each in decode.PROGRAMS_PER_PROCESSOR)
         programs = min(max(expected, fewest), most)
         options |= {"num_programs": programs, **self._decode_options}
-        is_few = queries.shape[0] * self._kv_heads <= self._early_pairs
-        if is_few and merging is not None and not with_prefix and not beside_prompts:
+        if reads_early and merging is not None:
             early_decode(task, merging, **options)
             return
         decode.decode_attention(task, merging, exact=self._exact, cuts=self._positions, **options)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
+from torch import Tensor
 
 from ramify.gpu.kernels.row_product import RowTiles
 from ramify.gpu.kernels.row_stream import RowStream
@@ -33,6 +34,8 @@ MOST_ROWS = 64  # that are ours by rule: beyond, the matrix units bind, not the 
 PROCESSORS = 132  # of an H200; by rule another chip gets the same cuts, and with them the same results
 MOST_SPLITS = 8  # each costs whoever adds the parts up 0.15 us
 LEAST_SHARED_MEMORY = 96 * 1024  # bytes that a program may take on the smallest chips
+MIB = 2**20
+ALWAYS, NEVER = 1, 2**20  # MiB of a weight: what any weight of a real model has, and what none has
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +80,17 @@ class Product:
 class Pace:
     """How the kernels of a forward pass follow each other; 0 or 1, as a file holds it.
 
-    overlaps: each starts while the one before it ends (kernels/overlap.py). stays: one row's products are made by few
-    programs that stay (kernels/row_stream.py), not by thousands.
+    overlaps: each starts while the one before it ends (kernels/overlap.py). stays_from: one row's products of weights
+    of so many MiB and more are made by few programs that stay (kernels/row_stream.py), not by thousands. reads_early:
+    attention asks for keys and values before the kernel before it has ended (kernels/early_decode.py).
     """
 
     overlaps: int
-    stays: int = 0
+    stays_from: int = NEVER
+    reads_early: int = 0
+
+    def stays(self, weight: Tensor) -> bool:
+        return weight.numel() * weight.itemsize >= self.stays_from * MIB
 
 
 class Forms(Protocol):

@@ -111,7 +111,7 @@ class DenseWeight:
         self._forms = forms
 
     def from_stream(self, stream: Stream, norm: Norm) -> Parts:
-        form = self._forms.of(stream.num_rows, stays=bool(stream.pace.stays))
+        form = self._form(stream.num_rows, stream.pace)
         if not isinstance(form, OneRowForm):
             return self._product(stream.normed(norm), form, overlap=stream.overlap)
         out = stream.values.new_empty(1, self._linear.weight.shape[0])
@@ -119,7 +119,7 @@ class DenseWeight:
         return Parts.whole(out)
 
     def gated_from_stream(self, stream: Stream, norm: Norm, out: Tensor) -> None:
-        form, overlap = self._forms.of(stream.num_rows, stays=bool(stream.pace.stays)), stream.overlap
+        form, overlap = self._form(stream.num_rows, stream.pace), stream.overlap
         weight, bias = self._linear.weight, self._linear.bias
         if isinstance(form, RowTiles):
             row_gate_up(stream.values, weight, out, tiles=form, bias=bias, norm=norm, overlap=overlap)
@@ -134,7 +134,7 @@ class DenseWeight:
             silu_and_multiply(self._linear.product(x).contiguous(), out)
 
     def into_stream(self, x: Tensor, stream: Stream) -> None:
-        form = self._forms.of(x.shape[0], stays=bool(stream.pace.stays))
+        form = self._form(x.shape[0], stream.pace)
         if isinstance(form, OneRowForm):
             self._row_product(x, stream.values, form, adds=True, overlap=stream.overlap)
         else:
@@ -150,6 +150,9 @@ class DenseWeight:
             torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
         else:
             out.copy_(self._linear.product(x))
+
+    def _form(self, rows: int, pace: Pace) -> Form:
+        return self._forms.of(rows, stays=pace.stays(self._linear.weight))
 
     def _product(self, x: Tensor, form: Tiles | Vendor, *, overlap: bool) -> Parts:
         """(T, columns) -> parts of (T, outputs)."""

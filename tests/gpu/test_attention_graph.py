@@ -81,17 +81,14 @@ def test_what_the_kernel_before_writes_is_seen(device: torch.device) -> None:
         "heads": heads,
         "kv_heads": kv_heads,
     }
-    early, late = (
-        PagedDecode(**sizes, head_dim=head_dim, block_size=16, **options, early_pairs=pairs) for pairs in (64, 0)
-    )
-    for paged in (early, late):
-        paged.tables[:, :] = owners[:, None] * blocks + torch.arange(blocks, device=device)
+    paged = PagedDecode(**sizes, head_dim=head_dim, block_size=16, **options)
+    paged.tables[:, :] = owners[:, None] * blocks + torch.arange(blocks, device=device)
 
-    def step(paged: PagedDecode, overlap: bool) -> None:
+    def step(*, early: bool) -> None:
         qkv.mul_(1)  # a kernel that overlaps with nothing
         pool = (positions, slots, frequencies, 1.0, queries, kv)
-        rope_and_write(Parts.whole(qkv), *pool, overlap=overlap)
-        paged.attend(queries, kv, out, with_prefix=False, overlap=overlap)
+        rope_and_write(Parts.whole(qkv), *pool, overlap=early)
+        paged.attend(queries, kv, out, with_prefix=False, overlap=early, reads_early=early)
 
     lengths = torch.tensor([1, 63, 130, 40], device=device)
     graph = torch.cuda.CUDAGraph()
@@ -100,15 +97,14 @@ def test_what_the_kernel_before_writes_is_seen(device: torch.device) -> None:
         positions.copy_(lengths[owners] + ahead + (3 * turn) % 400)
         slots.copy_(owners * blocks * 16 + positions)
         ends = [position + 1 for position in positions.tolist()]
-        for paged in (early, late):
-            paged.write_list(paged.work_list(decode_reads(ends)))
+        paged.write_list(paged.work_list(decode_reads(ends)))
         if turn == 0:
-            step(early, overlap=True)  # compiles
+            step(early=True)  # compiles
             torch.cuda.synchronize()
             with torch.cuda.graph(graph):
-                step(early, overlap=True)
+                step(early=True)
         kv[slots] = torch.nan  # or what stood there before might pass for what is written
         graph.replay()
         seen = out.clone()
-        step(late, overlap=False)
+        step(early=False)
         torch.testing.assert_close(seen, out, atol=2e-2, rtol=2e-2)

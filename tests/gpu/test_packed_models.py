@@ -60,7 +60,7 @@ def test_layers(name: str, dtype: str, device: torch.device, make_checkpoint: Ch
         errors = {}
         for kind, decoder in decoders.items():
             layers = GpuLayers(decoder, KVPool(decoder.arch, 30, 16, number, device), max_rows=256, max_model_len=96)
-            layers._attend = lambda index, queries, *, overlap: queries.flatten(1)  # type: ignore[method-assign]  # noqa: ARG005
+            layers._attend = lambda index, queries, pace: queries.flatten(1)  # type: ignore[method-assign]  # noqa: ARG005
             with torch.inference_mode():
                 hidden = layers.forward(Batch(token_ids, positions, torch.arange(rows, device=device)))
                 logits = layers.logits(hidden)

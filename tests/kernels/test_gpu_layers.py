@@ -47,7 +47,7 @@ def test_hidden_states_cache_and_logits(name: str, tokens: int, device: torch.de
     expected = decoder.forward(token_ids, positions, keep)
     with torch.inference_mode():
         layers = GpuLayers(decoder, pool, max_rows=72, max_model_len=64)
-        layers._attend = lambda index, queries, *, overlap: queries.flatten(1)  # type: ignore[method-assign]  # noqa: ARG005
+        layers._attend = lambda index, queries, pace: queries.flatten(1)  # type: ignore[method-assign]  # noqa: ARG005
         hidden = layers.forward(Batch(token_ids, positions, slots))
         drawn_from = layers.logits(hidden)
     torch.testing.assert_close(hidden, expected, atol=1e-4, rtol=1e-4)
@@ -108,7 +108,7 @@ def test_ranks_come_to_what_one_rank_comes_to(name: str, tokens: int, device: to
         with torch.inference_mode():
             pool = KVPool(decoder.arch, 5, 16, torch.float32, device)
             layers = GpuLayers(decoder, pool, max_rows=72, max_model_len=64)
-            layers._attend = lambda index, queries, *, overlap: queries.flatten(1)  # type: ignore[method-assign]  # noqa: ARG005
+            layers._attend = lambda index, queries, pace: queries.flatten(1)  # type: ignore[method-assign]  # noqa: ARG005
             hidden = layers.forward(batch)
             return hidden, layers.logits(hidden)
 

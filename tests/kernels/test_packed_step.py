@@ -43,7 +43,7 @@ def test_layers(name: str, device: torch.device, make_checkpoint: CheckpointMake
     packed, dense = load(folders[0], device, packed=True), load(folders[1], device, packed=False)
     pool = KVPool(packed.arch, 6, 16, torch.float32, device)
     layers = GpuLayers(packed, pool, max_rows=96, max_model_len=96)
-    layers._attend = lambda index, queries, *, overlap: queries.flatten(1)  # type: ignore[method-assign]  # noqa: ARG005
+    layers._attend = lambda index, queries, pace: queries.flatten(1)  # type: ignore[method-assign]  # noqa: ARG005
 
     def skip(_: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:  # noqa: ARG001
         return queries.flatten(1)
@@ -67,7 +67,7 @@ def test_some_matrices_are_not_quantised(
     packed, dense = load(folders[0], device, packed=True), load(folders[1], device, packed=False)
     layers = GpuLayers(packed, KVPool(packed.arch, 6, 16, torch.float32, device), max_rows=8, max_model_len=96)
     assert {bool(linear.parts) for linear in linears(packed)} == {False, True}
-    layers._attend = lambda index, queries, *, overlap: queries.flatten(1)  # type: ignore[method-assign]  # noqa: ARG005
+    layers._attend = lambda index, queries, pace: queries.flatten(1)  # type: ignore[method-assign]  # noqa: ARG005
     for rows in (1, 3):
         ids = torch.arange(rows, device=device)
         with torch.inference_mode():

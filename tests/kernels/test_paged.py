@@ -56,10 +56,12 @@ def write_tables(paged: PagedDecode, scene: Scene) -> None:
     paged.tables[: scene.tables.shape[0], : scene.tables.shape[1]] = scene.tables
 
 
-def attend(paged: PagedDecode, scene: Scene, rows: Sequence[int] | None = None) -> torch.Tensor:
+def attend(
+    paged: PagedDecode, scene: Scene, rows: Sequence[int] | None = None, *, reads_early: bool = False
+) -> torch.Tensor:
     queries = scene.queries if rows is None else scene.queries[list(rows)]
     out = torch.full((len(queries), queries[0].numel()), torch.nan, dtype=queries.dtype, device=queries.device)
-    paged.attend(queries, scene.kv, out, with_prefix=bool(scene.shared))
+    paged.attend(queries, scene.kv, out, with_prefix=bool(scene.shared), reads_early=reads_early)
     return out
 
 
@@ -68,14 +70,11 @@ def check(out: torch.Tensor, scene: Scene) -> None:
     torch.testing.assert_close(out.cpu().double(), scene.whole_attention(), atol=tolerance, rtol=tolerance)
 
 
-EARLY: dict[str, Any] = {**SMALL, "early_pairs": 64}
-
-
 @pytest.mark.parametrize("shared", [(), SHARED], ids=["alone", "shared"])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (7, 1), (18, 1)])
-@pytest.mark.parametrize("options", [EARLY, SMALL], ids=["early", "late"])
+@pytest.mark.parametrize("reads_early", [True, False], ids=["early", "late"])
 def test_a_step(
-    options: Mapping[str, Any],
+    reads_early: bool,
     shared: Sequence[SharedPrefix],
     heads: int,
     kv_heads: int,
@@ -85,9 +84,9 @@ def test_a_step(
     scene = make_scene(
         LENGTHS, shared, heads=heads, kv_heads=kv_heads, head_dim=32, block_size=16, dtype=dtype, device=device
     )
-    paged = paged_for(scene, options=options if heads < 16 else {**options, "prefix_options": {"block_m": 32}})
+    paged = paged_for(scene, options=SMALL if heads < 16 else {**SMALL, "prefix_options": {"block_m": 32}})
     paged.write_list(paged.work_list(decode_reads(scene.lengths, scene.shared)))
-    check(attend(paged, scene), scene)
+    check(attend(paged, scene, reads_early=reads_early), scene)
 
 
 @pytest.mark.parametrize(("block_size", "beside_prompts"), [(16, True), (8, False)])
@@ -98,11 +97,11 @@ def test_what_the_same_step_writes_is_not_read_early(
     scene = make_scene(
         LENGTHS, heads=4, kv_heads=2, head_dim=32, block_size=block_size, dtype=torch.float32, device=device
     )
-    paged = paged_for(scene, options=EARLY)
+    paged = paged_for(scene)
     paged.write_list(paged.work_list(decode_reads(scene.lengths, block_size=block_size)))
     monkeypatch.setattr("ramify.gpu.paged.early_decode", None)
     out = torch.full((len(LENGTHS), 4 * 32), torch.nan, device=device)
-    paged.attend(scene.queries, scene.kv, out, with_prefix=False, beside_prompts=beside_prompts)
+    paged.attend(scene.queries, scene.kv, out, with_prefix=False, beside_prompts=beside_prompts, reads_early=True)
     check(out, scene)
 
 
@@ -128,16 +127,16 @@ def test_nan_in_what_some_rows_share_shows_in_these_alone(device: torch.device) 
     assert not out[[0, 1, 2, 3, 4, 7, 9, 10]].isnan().any()
 
 
-@pytest.mark.parametrize("options", [EARLY, SMALL], ids=["early", "late"])
+@pytest.mark.parametrize("reads_early", [True, False], ids=["early", "late"])
 @pytest.mark.parametrize("position", [0, 15, 60, 149])
-def test_nan_of_one_row_shows_in_it_alone(options: Mapping[str, Any], position: int, device: torch.device) -> None:
+def test_nan_of_one_row_shows_in_it_alone(reads_early: bool, position: int, device: torch.device) -> None:
     """And what lies in a block behind a row's last position shows nowhere."""
     scene = make_scene(LENGTHS, heads=4, kv_heads=2, head_dim=32, block_size=16, dtype=torch.float32, device=device)
     scene.kv[scene.tables[2, position // 16] * 16 + position % 16, 1] = torch.nan  # row 2 has 150 positions
     scene.kv[scene.tables[0, 4] * 16 + 6 :][:10] = torch.nan  # row 0 has 70
-    paged = paged_for(scene, options=options)
+    paged = paged_for(scene)
     paged.write_list(paged.work_list(decode_reads(scene.lengths)))
-    out = attend(paged, scene)
+    out = attend(paged, scene, reads_early=reads_early)
     assert out.isnan().all(1).nonzero().flatten().tolist() == [2]
     assert out.isnan().any(1).nonzero().flatten().tolist() == [2]
 

@@ -11,9 +11,10 @@ import torch
 
 from ramify.gpu.form_cache import FormCache
 from ramify.gpu.paces import LayerShape, MeasuredPace
-from ramify.gpu.product_forms import Pace, Vendor
+from ramify.gpu.product_forms import ALWAYS, NEVER, Pace, Vendor
 from ramify.gpu.tuning import Launch
 from ramify.models.families import architecture_from_config
+from ramify.models.quantization_config import Quantization
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -52,28 +53,60 @@ def paces_with(cache: FormCache, told: Told, shape: LayerShape = SHAPE) -> Measu
     return MeasuredPace(shape, cache, told.stopwatch)
 
 
-@pytest.mark.parametrize("fastest", [Pace(0, 0), Pace(1, 0), Pace(0, 1), Pace(1, 1)], ids=str)
+# Of 8B's weights (48, 32, 224 and 112 MiB) all stay, or those from 64 MiB on, or none.
+PACES = [Pace(0, ALWAYS), Pace(0), *(Pace(1, size, early) for size in (ALWAYS, 64, NEVER) for early in (0, 1))]
+
+
+@pytest.mark.parametrize("fastest", PACES, ids=str)
 def test_the_fastest_is_taken_and_asked_for_once(tmp_path: Path, fastest: Pace) -> None:
     told = Told(lambda pace: 1.0 if pace == fastest else 2.0)
     paces = paces_with(FormCache({}, tmp_path), told)
     assert [paces.of(1, told.launch) for _ in range(2)] == [fastest] * 2
     assert {layers for layers, _ in told.launched} == {2}  # 436 MB each
-    assert len(told.launched) == 8  # four paces, once to compile
+    assert len(told.launched) == 2 * len(PACES)  # once to compile
     never = Told(lambda _: pytest.fail("it was measured before"))
     assert paces_with(FormCache({}, tmp_path), never).of(1, never.launch) == fastest
     assert never.launched == []
 
 
-@pytest.mark.parametrize("rows", [2, 64, 4096])
-def test_several_rows_overlap_and_are_not_timed(rows: int) -> None:
+@pytest.mark.parametrize("fastest", [Pace(1), Pace(1, reads_early=1)], ids=str)
+def test_few_rows_overlap_and_may_read_early(fastest: Pace) -> None:
+    told = Told(lambda pace: 1.0 if pace == fastest else 2.0)
+    paces = paces_with(FormCache({}, None), told)
+    assert [paces.of(rows, told.launch) for rows in (8, 5)] == [fastest] * 2  # of one padded size
+    assert len(told.launched) == 4
+
+
+@pytest.mark.parametrize("rows", [9, 64, 4096])
+def test_more_rows_overlap_and_are_not_timed(rows: int) -> None:
+    """With eight key-value heads, from nine rows on."""
     told = Told(lambda _: pytest.fail("there is nothing to measure"))
     assert paces_with(FormCache({}, None), told).of(rows, told.launch) == Pace(1)
+
+
+def test_sizes_that_part_no_weights_are_not_tried() -> None:
+    small = replace(SHAPE.arch, hidden_size=1024, intermediate_size=3072, num_heads=16, head_dim=128)
+    sizes = {pace.stays_from for pace in LayerShape(small, torch.bfloat16).paces(1)}
+    assert sizes == {ALWAYS, NEVER}
+
+
+def test_packed_weights_have_no_programs_that_stay() -> None:
+    quantization = Quantization("gptq", 4, 128)
+    packed = LayerShape(replace(SHAPE.arch, quantization=quantization), torch.bfloat16)
+    assert packed.paces(1) == [Pace(0), Pace(1), Pace(1, reads_early=1)]
+    assert packed.num_tried == 5
+    assert "GPTQ, 4 bits" in packed.name
+
+
+def test_weights_stay_from_a_size_on() -> None:
+    weight = torch.empty(2**23, 4, dtype=torch.bfloat16)  # 64 MiB
+    assert [Pace(1, size).stays(weight) for size in (ALWAYS, 64, 128, NEVER)] == [True, True, False, False]
 
 
 def test_what_is_stored_under_its_name_and_is_no_pace_is_measured_anew() -> None:
     cache = FormCache({}, None)
     cache._forms[f"{SHAPE.name}, 1 rows"] = Vendor()
-    told = Told(lambda pace: 1.0 + pace.overlaps + pace.stays)
+    told = Told(lambda pace: 1.0 + pace.overlaps + (pace.stays_from == ALWAYS))
     assert paces_with(cache, told).of(1, told.launch) == Pace(0)
 
 
@@ -83,5 +116,5 @@ def test_other_layers_are_measured_for_themselves() -> None:
     paces_with(cache, told).of(1, told.launch)
     small = LayerShape(replace(SHAPE.arch, intermediate_size=3072, hidden_size=1024), torch.bfloat16)
     assert small.num_tried > SHAPE.num_tried
-    other = Told(lambda pace: 2.0 - pace.overlaps + pace.stays)
+    other = Told(lambda pace: 2.0 - pace.overlaps + (pace.stays_from == ALWAYS) + pace.reads_early)
     assert paces_with(cache, other, small).of(1, other.launch) == Pace(1)

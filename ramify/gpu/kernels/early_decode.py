@@ -40,6 +40,7 @@ TAIL = 16  # positions: what a matrix product takes, and more than a step writes
 NUM_WARPS = 4
 NUM_STAGES = 3
 PARTS_AT_ONCE = 8  # that whoever merges asks for at a time
+MOST_PAIRS = 64  # of row and key-value head: beyond, bytes are what attention waits for
 assert MOST_DRAFTED < TAIL, "a step writes no other positions of a row"
 
 
