@@ -32,6 +32,7 @@ from ramify.files.json_file import parse_object, read_text
 from ramify.gpu import product_candidates
 from ramify.gpu.kernels import (
     activation,
+    ahead,
     copied_product,
     norm,
     overlap,
@@ -80,6 +81,7 @@ LIMITS = {
     "overlaps": (0, 1),
     "stays_from": (ALWAYS, NEVER),
     "reads_early": (0, 1),
+    "asks_ahead": (0, 64),
 }
 ROWS = (16, MOST_ROWS)
 ANY_NUMBER = frozenset({"stages", "splits", "programs"})
@@ -193,7 +195,18 @@ def _key(what: Named, rows: int) -> str:
 def _digest_of_kernels() -> str:
     """Of what is timed: other sources may have other favourites."""
     digest = hashlib.sha256()
-    sources = (activation, copied_product, norm, overlap, parts, row_product, row_stream, tile_stream, tiled_product)
+    sources = (
+        activation,
+        ahead,
+        copied_product,
+        norm,
+        overlap,
+        parts,
+        row_product,
+        row_stream,
+        tile_stream,
+        tiled_product,
+    )
     for module in (*sources, product_candidates):
         digest.update(inspect.getsource(module).encode())
     return digest.hexdigest()[:16]

@@ -174,7 +174,7 @@ class GpuLayers:
         inner = embedded.new_empty(total, arch.intermediate_size)
         for index, layer in enumerate(self._layers[:num_layers]):
             qkv = layer.qkv.from_stream(stream, layer.input_norm)
-            self._rotate_and_write(index, qkv, batch, queries, overlap=stream.overlap)
+            self._rotate_and_write(index, qkv, batch, queries, stream.pace)
             attended = self._attend(index, queries, stream.pace)
             if index == len(self._layers) - 1 and rows is not None:
                 stream = Stream(stream.values[rows], pace)
@@ -198,7 +198,7 @@ class GpuLayers:
         self._head.logits(hidden, own)
         return out.copy_(ranks.gather(own, self.vocab_size))
 
-    def _rotate_and_write(self, index: int, qkv: Parts, batch: Batch, queries: Tensor, *, overlap: bool) -> None:
+    def _rotate_and_write(self, index: int, qkv: Parts, batch: Batch, queries: Tensor, pace: Pace) -> None:
         """Rotated queries to their buffer, rotated keys and values to the pool."""
         arch, layer = self.decoder.arch, self._layers[index]
         rope_and_write(
@@ -212,7 +212,8 @@ class GpuLayers:
             query_norm=layer.query_norm,
             key_norm=layer.key_norm,
             eps=arch.rms_norm_eps,
-            overlap=overlap,
+            ahead=layer.gate_up.ahead(len(queries), pace),
+            overlap=bool(pace.overlaps),
         )
 
     def _attend(self, index: int, queries: Tensor, pace: Pace) -> Tensor:

@@ -18,7 +18,7 @@ from ramify.gpu.kernels.overlap import can_overlap
 from ramify.gpu.kernels.parts import Parts
 from ramify.gpu.kernels.row_product import Norm
 from ramify.gpu.kernels.tiled_product import Tiles, tiled_gate_up, tiled_product
-from ramify.gpu.product_forms import PROCESSORS
+from ramify.gpu.product_forms import PROCESSORS, Pace
 from ramify.gpu.products import Stream, shared_memory_of
 from ramify.models.linear import Linear
 
@@ -63,6 +63,9 @@ class InvariantWeight:
 
     def logits(self, x: Tensor, out: Tensor) -> None:
         tiled_product(x, self._linear.weight, out[None], _fitting(HEAD_TILES, x), overlap=can_overlap(x.device))
+
+    def ahead(self, rows: int, pace: Pace) -> None:
+        """Nothing: it would be chosen by measuring."""
 
     def _product(self, x: Tensor, *, overlap: bool) -> Parts:
         """(T, columns) -> parts of (T, outputs)."""

@@ -4,15 +4,16 @@ Overlap gains where starting a kernel takes as long as its work. Where kernels a
 next one take whatever room the last of this one leave, and then stand close on some processors and far apart on others.
 Programs that stay have their share of every processor, and their first weights on the way while attention is at work;
 those that pass are quicker to begin, which small weights need. Where rows are few, attention waits for one thing after
-the other, and reading early spares it the longest wait, unless it takes room from the kernel before. A product alone
-shows none of this. So layers are timed at every pace, as many as no cache holds, and what was fastest is remembered
-with the forms of products. Beyond a few rows all passes overlap.
+the other, and reading early spares it the longest wait, unless it takes room from the kernel before. The memory is idle
+meanwhile, and weights that are asked for then are nearer when they are read, unless they stand in attention's way. A
+product alone shows none of this. So layers are timed at every pace, as many as no cache holds, and what was fastest is
+remembered with the forms of products. Beyond a few rows all passes overlap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -20,12 +21,13 @@ import torch
 from ramify.device.graphs import must_run_first, padded
 from ramify.gpu.form_cache import FormCache
 from ramify.gpu.kernels.early_decode import MOST_PAIRS
-from ramify.gpu.product_forms import ALWAYS, MIB, NEVER, Pace
+from ramify.gpu.product_forms import ALWAYS, MIB, MOST_ROWS, NEVER, Pace
 from ramify.gpu.products import TRIAL_BYTES
 from ramify.gpu.tuning import Launch
 from ramify.models.families import Architecture
 
 STAYING_FROM = (ALWAYS, 16, 64, NEVER)  # MiB of a weight
+AHEAD = (8, 16, 32)  # MiB of a weight; a cache of 50 to 60 MB holds them until they are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,7 @@ class LayerShape:
     @property
     def num_tried(self) -> int:
         """So many layers that no cache holds their weights."""
-        bits = 8 * self.dtype.itemsize if self.arch.quantization is None else self.arch.quantization.bits
-        return max(2, -(-TRIAL_BYTES // (sum(self.weights) * bits // 8)))
+        return max(2, -(-TRIAL_BYTES // (sum(self.weights) * self._bits // 8)))
 
     def paces(self, rows: int) -> list[Pace]:
         """Those worth a measurement. Without overlap nothing is early, and one kind of programs serves all weights."""
@@ -66,6 +67,18 @@ class LayerShape:
         stays_from = list(self._stays_from())
         without = [Pace(0, each) for each in stays_from if each in (ALWAYS, NEVER)]
         return without + [Pace(1, size, each) for size in stays_from for each in early]
+
+    def asking(self, pace: Pace, rows: int) -> list[Pace]:
+        """The same pace with more or less of gate and up asked for ahead: up to all of it."""
+        if not pace.overlaps or rows > MOST_ROWS:
+            return []
+        enough = self.weights[2] * self._bits // 8
+        asked = [size for size in AHEAD if size * MIB < 2 * enough]
+        return [replace(pace, asks_ahead=size) for size in asked]
+
+    @property
+    def _bits(self) -> int:
+        return 8 * self.dtype.itemsize if self.arch.quantization is None else self.arch.quantization.bits
 
     def _stays_from(self) -> Iterator[int]:
         """Sizes that part the weights differently. Packed ones have no programs that stay."""
@@ -97,16 +110,22 @@ class MeasuredPace:
         return self._known[rows]
 
     def _find(self, rows: int, launch: Callable[[Pace], None]) -> Pace:
-        paces = self.shape.paces(rows)
-        if len(paces) == 1:
-            return paces[0]
         found = self._cache.find(self.shape, rows)
         if isinstance(found, Pace):
             return found
+        paces = self.shape.paces(rows)
+        if len(paces) == 1 and not self.shape.asking(paces[0], rows):
+            return paces[0]
         must_run_first()
+        fastest = self._fastest(paces, launch)
+        fastest = self._fastest([fastest, *self.shape.asking(fastest, rows)], launch)
+        kept = self._cache.keep(self.shape, rows, fastest)
+        return kept if isinstance(kept, Pace) else fastest
+
+    def _fastest(self, paces: Sequence[Pace], launch: Callable[[Pace], None]) -> Pace:
+        if len(paces) == 1:
+            return paces[0]
         launches = [partial(launch, pace) for pace in paces]
         for each in launches:
             each()  # compiles
-        fastest = min(zip(self._stopwatch(launches), range(len(paces)), strict=True))[1]
-        kept = self._cache.keep(self.shape, rows, paces[fastest])
-        return kept if isinstance(kept, Pace) else paces[fastest]
+        return paces[min(zip(self._stopwatch(launches), range(len(paces)), strict=True))[1]]

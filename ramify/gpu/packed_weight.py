@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.gpu.kernels.activation import silu_and_multiply
+from ramify.gpu.kernels.ahead import Ahead
 from ramify.gpu.kernels.overlap import can_overlap
 from ramify.gpu.kernels.packed_rows import WarpTiles, packed_gate_up, packed_rows
 from ramify.gpu.kernels.packed_tiles import RowBlocks, packed_gate_up_tiles, packed_tiles
@@ -20,6 +21,7 @@ from ramify.gpu.kernels.row_product import Norm
 from ramify.gpu.kernels.unpacked import unpack
 from ramify.gpu.packed_forms import form_for
 from ramify.gpu.packed_parts import OUTPUTS, DensePart, PackedPart
+from ramify.gpu.product_forms import MIB, Pace
 from ramify.gpu.products import Stream
 from ramify.models.linear import Linear
 
@@ -84,6 +86,11 @@ class PackedWeight:
 
     def logits(self, x: Tensor, out: Tensor) -> None:
         self._write(x, out[None], None, overlap=can_overlap(x.device))
+
+    def ahead(self, rows: int, pace: Pace) -> Ahead | None:  # noqa: ARG002 - warps begin all over their tiles' columns
+        if self._whole is None or not pace.asks_ahead:
+            return None
+        return Ahead.of(self._whole.numbers, pace.asks_ahead * MIB, by_row=False)
 
     def _product(self, x: Tensor, *, overlap: bool) -> Parts:
         """(T, columns) -> parts of (T, outputs)."""

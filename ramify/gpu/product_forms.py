@@ -82,12 +82,14 @@ class Pace:
 
     overlaps: each starts while the one before it ends (kernels/overlap.py). stays_from: one row's products of weights
     of so many MiB and more are made by few programs that stay (kernels/row_stream.py), not by thousands. reads_early:
-    attention asks for keys and values before the kernel before it has ended (kernels/early_decode.py).
+    attention asks for keys and values before the kernel before it has ended (kernels/early_decode.py). asks_ahead: so
+    many MiB of gate and up are asked for while attention is at work (kernels/ahead.py).
     """
 
     overlaps: int
     stays_from: int = NEVER
     reads_early: int = 0
+    asks_ahead: int = 0
 
     def stays(self, weight: Tensor) -> bool:
         return weight.numel() * weight.itemsize >= self.stays_from * MIB

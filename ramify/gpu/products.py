@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ramify.gpu.form_cache import FormCache
 from ramify.gpu.kernels.activation import silu_and_multiply
+from ramify.gpu.kernels.ahead import Ahead
 from ramify.gpu.kernels.copied_product import CopiedTiles, copied_gate_up, copied_product
 from ramify.gpu.kernels.norm import add_rms_norm
 from ramify.gpu.kernels.overlap import can_overlap
@@ -26,6 +27,7 @@ from ramify.gpu.kernels.tiled_product import Tiles, tiled_gate_up, tiled_product
 from ramify.gpu.product_candidates import Chip
 from ramify.gpu.product_forms import (
     LEAST_SHARED_MEMORY,
+    MIB,
     Form,
     Forms,
     FormsByRule,
@@ -98,6 +100,9 @@ class Weight(Protocol):
     def logits(self, x: Tensor, out: Tensor) -> None:
         """The product of x (R, columns) to out (R, outputs) float32, summed in float32 whatever the precision."""
 
+    def ahead(self, rows: int, pace: Pace) -> Ahead | None:
+        """What a product of so many rows reads first of gate over up, as much as is asked for ahead."""
+
 
 class DenseWeight:
     """A weight as it is in memory: the one place where kernels see its tensor.
@@ -150,6 +155,12 @@ class DenseWeight:
             torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
         else:
             out.copy_(self._linear.product(x))
+
+    def ahead(self, rows: int, pace: Pace) -> Ahead | None:
+        if not pace.asks_ahead:
+            return None
+        by_row = not isinstance(self._form(rows, pace), OneRowForm)
+        return Ahead.of(self._linear.weight, pace.asks_ahead * MIB, by_row=by_row)
 
     def _form(self, rows: int, pace: Pace) -> Form:
         return self._forms.of(rows, stays=pace.stays(self._linear.weight))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ramify.gpu.kernels.ahead import Ahead
 from ramify.gpu.kernels.parts import Parts
 from ramify.gpu.kernels.row_product import Norm
+from ramify.gpu.product_forms import Pace
 from ramify.gpu.products import Stream, Weight
 from ramify.models.shards import Ranks
 
@@ -31,3 +33,6 @@ class SharedWeight:
 
     def logits(self, x: Tensor, out: Tensor) -> None:
         self._weight.logits(x, out)
+
+    def ahead(self, rows: int, pace: Pace) -> Ahead | None:
+        return self._weight.ahead(rows, pace)

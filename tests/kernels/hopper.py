@@ -7,6 +7,7 @@ its own: Triton decides at its import whether to interpret.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any, get_args
 
 import torch
@@ -17,6 +18,7 @@ from triton.runtime.jit import JITFunction
 from ramify.config import AlphaMethod, MixtureConfig
 from ramify.gpu import product_forms
 from ramify.gpu.kernels.activation import silu_and_multiply
+from ramify.gpu.kernels.ahead import Ahead
 from ramify.gpu.kernels.bending import Bends, bend
 from ramify.gpu.kernels.candidate_ranks import rank_candidates
 from ramify.gpu.kernels.codes import read_codes
@@ -82,7 +84,9 @@ def layers(dtype: torch.dtype) -> None:
     for overlap in (False, True):
         add_rms_norm(x, Parts(torch.zeros(8, tokens, hidden), x[0]), x[0], 1e-6, x.clone(), overlap=overlap)
     silu_and_multiply(torch.zeros(tokens, 2 * hidden, dtype=dtype), x)
-    for norm in (None, torch.zeros(head_dim, dtype=dtype)):
+    weights = (None, torch.zeros(64, hidden, dtype=dtype), torch.zeros(64, 2, 2, 32, 4, dtype=torch.int32))
+    asked = [None if weight is None else Ahead.of(weight, 2**16, by_row=weight.ndim == 2) for weight in weights]
+    for norm, ahead in product((None, torch.zeros(head_dim, dtype=dtype)), asked):
         rope_and_write(
             Parts.whole(torch.zeros(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)),
             numbers,
@@ -94,13 +98,14 @@ def layers(dtype: torch.dtype) -> None:
             query_norm=norm,
             key_norm=norm,
             eps=1e-6,
+            ahead=ahead,
             overlap=True,
         )
 
 
 def gate_up_tiles(rows: int) -> Tiles:
-    product = Product("gate_up", 2 * 8960, 1536, torch.bfloat16)
-    tiles = FormsByRule(product, SHARED_MEMORY, is_interpreted=False).of(rows)
+    gate_up = Product("gate_up", 2 * 8960, 1536, torch.bfloat16)
+    tiles = FormsByRule(gate_up, SHARED_MEMORY, is_interpreted=False).of(rows)
     assert isinstance(tiles, Tiles)
     return tiles
 

@@ -141,7 +141,7 @@ def test_one_damaged_form_is_as_if_it_were_not_there(tmp_path: Path, change: dic
 def test_forms_are_spelled_and_read_alike() -> None:
     copied = CopiedTiles(64, 128, 4, 4, splits=2)
     streams = (RowStream(8, 1024, 5, 4, 2), TileStream(64, 128, 4, 4, splits=2, rows=64, programs=2))
-    for form in (Vendor(), TILES, RowTiles(1, 4096, 8, 3), copied, *streams, Pace(0, 64, 1)):
+    for form in (Vendor(), TILES, RowTiles(1, 4096, 8, 3), copied, *streams, Pace(0, 64, 1, 32)):
         assert parse_form(json.loads(json.dumps(spell_form(form)))) == form
     assert parse_form(None) is None
     assert parse_form({"by": "tiles", "outputs": 64}) is None

@@ -63,31 +63,44 @@ def test_the_fastest_is_taken_and_asked_for_once(tmp_path: Path, fastest: Pace) 
     paces = paces_with(FormCache({}, tmp_path), told)
     assert [paces.of(1, told.launch) for _ in range(2)] == [fastest] * 2
     assert {layers for layers, _ in told.launched} == {2}  # 436 MB each
-    assert len(told.launched) == 2 * len(PACES)  # once to compile
+    again = 4 if fastest.overlaps else 0  # with nothing asked for ahead, and with 8, 16 and 32 MiB
+    assert len(told.launched) == 2 * (len(PACES) + again)  # once to compile
     never = Told(lambda _: pytest.fail("it was measured before"))
     assert paces_with(FormCache({}, tmp_path), never).of(1, never.launch) == fastest
     assert never.launched == []
 
 
-@pytest.mark.parametrize("fastest", [Pace(1), Pace(1, reads_early=1)], ids=str)
-def test_few_rows_overlap_and_may_read_early(fastest: Pace) -> None:
-    told = Told(lambda pace: 1.0 if pace == fastest else 2.0)
+@pytest.mark.parametrize("asked", [0, 8, 32])
+@pytest.mark.parametrize("early", [0, 1])
+def test_few_rows_overlap_and_may_read_early(early: int, asked: int) -> None:
+    told = Told(lambda pace: 3.0 - (pace.reads_early == early) - (pace.asks_ahead == asked))
     paces = paces_with(FormCache({}, None), told)
+    fastest = Pace(1, reads_early=early, asks_ahead=asked)
     assert [paces.of(rows, told.launch) for rows in (8, 5)] == [fastest] * 2  # of one padded size
-    assert len(told.launched) == 4
+    assert len(told.launched) == 2 * (2 + 4)
 
 
-@pytest.mark.parametrize("rows", [9, 64, 4096])
-def test_more_rows_overlap_and_are_not_timed(rows: int) -> None:
+@pytest.mark.parametrize("rows", [9, 64])
+def test_more_rows_do_not_read_early(rows: int) -> None:
     """With eight key-value heads, from nine rows on."""
+    told = Told(lambda pace: 1.0 + pace.reads_early + abs(pace.asks_ahead - 16))
+    assert paces_with(FormCache({}, None), told).of(rows, told.launch) == Pace(1, asks_ahead=16)
+    assert len(told.launched) == 2 * 4
+
+
+@pytest.mark.parametrize("rows", [65, 4096])
+def test_many_rows_overlap_and_are_not_timed(rows: int) -> None:
     told = Told(lambda _: pytest.fail("there is nothing to measure"))
     assert paces_with(FormCache({}, None), told).of(rows, told.launch) == Pace(1)
 
 
 def test_sizes_that_part_no_weights_are_not_tried() -> None:
     small = replace(SHAPE.arch, hidden_size=1024, intermediate_size=3072, num_heads=16, head_dim=128)
-    sizes = {pace.stays_from for pace in LayerShape(small, torch.bfloat16).paces(1)}
-    assert sizes == {ALWAYS, NEVER}
+    shape = LayerShape(small, torch.bfloat16)
+    assert {pace.stays_from for pace in shape.paces(1)} == {ALWAYS, NEVER}
+    # Nor more asked for than there is: gate and up are 12 MiB.
+    assert [pace.asks_ahead for pace in shape.asking(Pace(1), 4)] == [8, 16]
+    assert shape.asking(Pace(0), 4) == shape.asking(Pace(1), 65) == []
 
 
 def test_packed_weights_have_no_programs_that_stay() -> None:

@@ -6,7 +6,8 @@
                     |             |            |
                  queries     kv[slot, 0]  kv[slot, 1]
 
-A slot below 0 marks a padding row: nothing is written for it.
+A slot below 0 marks a padding row: nothing is written for it. Programs beyond those of heads ask for weights
+(ahead.py): where rows are few, the memory is idle from here until attention has ended.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ramify.gpu.kernels.ahead import Ahead, ask_ahead
 from ramify.gpu.kernels.overlap import launch_options, start_next, wait_for_last
 from ramify.gpu.kernels.parts import Parts, sum_of_parts
 
 HEADS_AT_ONCE = 8
+NUM_WARPS = 4
+ASKING = 128  # programs: about one a processor
 
 
 def rope_and_write(
@@ -33,21 +37,25 @@ def rope_and_write(
     query_norm: Tensor | None = None,
     key_norm: Tensor | None = None,
     eps: float = 0.0,
+    ahead: Ahead | None = None,
     overlap: bool = False,
 ) -> None:
     """qkv: parts of (T, (heads + 2 * kv_heads) * head_dim), positions, slots (T,), frequencies (head_dim / 2,) float32.
 
     Queries go to queries (T, heads, head_dim), keys and values to kv_layer (slots, 2, kv_heads, head_dim).
-    Norm weights are (head_dim,), both or none. With `overlap`, positions and slots were complete before the preceding
-    kernel began.
+    Norm weights are (head_dim,), both or none. ahead: what to ask for, where kernels overlap. With `overlap`, positions
+    and slots were complete before the preceding kernel began.
     """
     tokens, heads, head_dim = queries.shape
     kv_heads = kv_layer.shape[2]
     all_heads = heads + 2 * kv_heads
     has_norm = query_norm is not None
     assert has_norm == (key_norm is not None), "queries and keys are normed alike"
+    assert ahead is None or overlap, "the copy engine asks, on GPUs where kernels overlap"
     assert queries.stride()[1:] == kv_layer.stride()[2:] == (head_dim, 1), "the heads of a token lie in one piece"
-    _rope_and_write[(tokens, triton.cdiv(all_heads, HEADS_AT_ONCE))](
+    of_heads = triton.cdiv(all_heads, HEADS_AT_ONCE)
+    asking = 0 if ahead is None else triton.cdiv(ASKING, tokens)
+    _rope_and_write[(tokens, of_heads + asking)](
         qkv.values,
         qkv.values if qkv.bias is None else qkv.bias,
         positions,
@@ -57,6 +65,11 @@ def rope_and_write(
         frequencies if key_norm is None else key_norm,
         queries,
         kv_layer,
+        kv_layer if ahead is None else ahead.tensor,
+        0 if ahead is None else ahead.count,
+        0 if ahead is None else ahead.stride,
+        0 if ahead is None else ahead.length,
+        0 if ahead is None else ahead.to_half,
         qkv.values.stride(0),
         qkv.values.stride(1),
         queries.stride(0),
@@ -72,7 +85,9 @@ def rope_and_write(
         has_norm=has_norm,
         num_parts=qkv.values.shape[0],
         has_bias=qkv.bias is not None,
-        num_warps=4,
+        asks=ahead is not None,
+        threads=32 * NUM_WARPS,
+        num_warps=NUM_WARPS,
         **launch_options(overlap),
     )
 
@@ -88,6 +103,11 @@ def _rope_and_write(
     key_norm: tl.tensor,
     queries: tl.tensor,
     kv_layer: tl.tensor,
+    ahead: tl.tensor,
+    ahead_count: tl.tensor,
+    ahead_stride: tl.tensor,
+    ahead_length: tl.tensor,
+    ahead_half: tl.tensor,
     qkv_part_stride: tl.tensor,
     qkv_stride: tl.tensor,
     queries_stride: tl.tensor,
@@ -103,6 +123,8 @@ def _rope_and_write(
     has_norm: tl.constexpr,
     num_parts: tl.constexpr,
     has_bias: tl.constexpr,
+    asks: tl.constexpr,
+    threads: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     start_next(OVERLAP)
@@ -116,6 +138,12 @@ def _rope_and_write(
     cosine = (tl.cos(angle) * attention_factor).to(dtype).to(tl.float32)
     sine = (tl.sin(angle) * attention_factor).to(dtype).to(tl.float32)
     wait_for_last(OVERLAP)
+    if asks:
+        of_heads: tl.constexpr = (heads + 2 * kv_heads + heads_at_once - 1) // heads_at_once
+        if tl.program_id(1) >= of_heads:
+            number = (tl.program_id(1) - of_heads) * tl.num_programs(0) + tl.program_id(0)
+            programs = (tl.num_programs(1) - of_heads) * tl.num_programs(0)
+            ask_ahead(ahead, ahead_count, ahead_stride, ahead_length, ahead_half, number, programs, THREADS=threads)
     if slot >= 0:
         head = tl.program_id(1) * heads_at_once + tl.arange(0, heads_at_once)[:, None]
         is_query = head < heads
