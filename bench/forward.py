@@ -55,7 +55,7 @@ class Given:
 
     pace: Pace
 
-    def of(self, *_: Any) -> Pace:
+    def of(self, *_: Any, **__: Any) -> Pace:
         return self.pace
 
 
@@ -114,8 +114,9 @@ class Forward:
         """Milliseconds at each."""
         measured = self.layers._paces
         assert measured is not None, "a GPU on which kernels overlap"
-        found = {pace: milliseconds(self.capture(rows, pace)) for pace in measured.shape.paces(rows)}
-        for pace in measured.shape.asking(min(found, key=found.__getitem__), rows):
+        shape = measured.shape()
+        found = {pace: milliseconds(self.capture(rows, pace)) for pace in shape.paces(rows)}
+        for pace in shape.asking(min(found, key=found.__getitem__), rows):
             found[pace] = milliseconds(self.capture(rows, pace))
         times = {told_of(pace): round(time, 4) for pace, time in found.items()}
         times["taken"] = round(milliseconds(self.capture(rows)), 4)

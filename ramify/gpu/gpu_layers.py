@@ -157,7 +157,8 @@ class GpuLayers:
         """Batch of T rows -> hidden states after the last norm (R, hidden)."""
         pace = self._pace
         if self._paces is not None and not self._has_prompts:
-            pace = self._paces.of(len(batch.token_ids), partial(self._run_some, batch))
+            launch = partial(self._run_some, batch)
+            pace = self._paces.of(len(batch.token_ids), launch, is_shared=self._has_shared)
         stream = self._run(batch, rows, len(self._layers), pace)
         return stream.values if rows is not None and not len(rows) else stream.normed(self._final_norm)
 

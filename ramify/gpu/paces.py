@@ -7,7 +7,8 @@ those that pass are quicker to begin, which small weights need. Where rows are f
 the other, and reading early spares it the longest wait, unless it takes room from the kernel before. The memory is idle
 meanwhile, and weights that are asked for then are nearer when they are read, unless they stand in attention's way. A
 product alone shows none of this. So layers are timed at every pace, as many as no cache holds, and what was fastest is
-remembered with the forms of products. Beyond a few rows all passes overlap.
+remembered with the forms of products. Beyond a few rows all passes overlap; where they share prefixes, matrix units are
+what attention waits for, and again the memory is idle.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class LayerShape:
 
     arch: Architecture
     dtype: torch.dtype
+    is_shared: bool = False  # whether rows read prefixes together
 
     @property
     def name(self) -> str:
@@ -44,7 +46,8 @@ class LayerShape:
         extras = f"{' biases' if arch.qkv_bias else ''}{' norms' if arch.qk_norm else ''}"
         sizes = f"{arch.hidden_size}x{arch.intermediate_size}"
         held = "" if arch.quantization is None else f" in {arch.quantization.label}"
-        return f"layers of {sizes}, {heads}{extras} {str(self.dtype).removeprefix('torch.')}{held}"
+        shared = ", prefixes shared" if self.is_shared else ""
+        return f"layers of {sizes}, {heads}{extras} {str(self.dtype).removeprefix('torch.')}{held}{shared}"
 
     @property
     def weights(self) -> tuple[int, int, int, int]:
@@ -61,7 +64,7 @@ class LayerShape:
 
     def paces(self, rows: int) -> list[Pace]:
         """Those worth a measurement. Without overlap nothing is early, and one kind of programs serves all weights."""
-        early = (0, 1) if rows * self.arch.num_kv_heads <= MOST_PAIRS else (0,)
+        early = (0, 1) if rows * self.arch.num_kv_heads <= MOST_PAIRS and not self.is_shared else (0,)
         if rows > 1:
             return [Pace(1, reads_early=each) for each in early]
         stays_from = list(self._stays_from())
@@ -69,8 +72,11 @@ class LayerShape:
         return without + [Pace(1, size, each) for size in stays_from for each in early]
 
     def asking(self, pace: Pace, rows: int) -> list[Pace]:
-        """The same pace with more or less of gate and up asked for ahead: up to all of it."""
-        if not pace.overlaps or rows > MOST_ROWS:
+        """The same pace with more or less of gate and up asked for ahead: up to all of it.
+
+        Many rows that have nothing in common read so much that the memory is never idle.
+        """
+        if not pace.overlaps or (rows > MOST_ROWS and not self.is_shared):
             return []
         enough = self.weights[2] * self._bits // 8
         asked = [size for size in AHEAD if size * MIB < 2 * enough]
@@ -99,27 +105,32 @@ class MeasuredPace:
     def __init__(
         self, shape: LayerShape, cache: FormCache, stopwatch: Callable[[Sequence[Launch]], Sequence[float]]
     ) -> None:
-        self.shape, self._cache, self._stopwatch = shape, cache, stopwatch
-        self._known: dict[int, Pace] = {}
+        self._shapes = {each: replace(shape, is_shared=each) for each in (False, True)}
+        self._cache, self._stopwatch = cache, stopwatch
+        self._known: dict[tuple[int, bool], Pace] = {}
 
-    def of(self, rows: int, launch: Callable[[int, Pace], None]) -> Pace:
-        """For so many rows; `launch` launches so many layers at a pace."""
-        rows = padded(rows)
-        if rows not in self._known:
-            self._known[rows] = self._find(rows, partial(launch, self.shape.num_tried))
-        return self._known[rows]
+    def shape(self, *, is_shared: bool = False) -> LayerShape:
+        return self._shapes[is_shared]
 
-    def _find(self, rows: int, launch: Callable[[Pace], None]) -> Pace:
-        found = self._cache.find(self.shape, rows)
+    def of(self, rows: int, launch: Callable[[int, Pace], None], *, is_shared: bool = False) -> Pace:
+        """For so many rows, with prefixes that some share or without; `launch` launches so many layers at a pace."""
+        key = padded(rows), is_shared
+        if key not in self._known:
+            shape = self.shape(is_shared=is_shared)
+            self._known[key] = self._find(shape, padded(rows), partial(launch, shape.num_tried))
+        return self._known[key]
+
+    def _find(self, shape: LayerShape, rows: int, launch: Callable[[Pace], None]) -> Pace:
+        found = self._cache.find(shape, rows)
         if isinstance(found, Pace):
             return found
-        paces = self.shape.paces(rows)
-        if len(paces) == 1 and not self.shape.asking(paces[0], rows):
+        paces = shape.paces(rows)
+        if len(paces) == 1 and not shape.asking(paces[0], rows):
             return paces[0]
         must_run_first()
         fastest = self._fastest(paces, launch)
-        fastest = self._fastest([fastest, *self.shape.asking(fastest, rows)], launch)
-        kept = self._cache.keep(self.shape, rows, fastest)
+        fastest = self._fastest([fastest, *shape.asking(fastest, rows)], launch)
+        kept = self._cache.keep(shape, rows, fastest)
         return kept if isinstance(kept, Pace) else fastest
 
     def _fastest(self, paces: Sequence[Pace], launch: Callable[[Pace], None]) -> Pace:

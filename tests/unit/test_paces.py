@@ -94,6 +94,18 @@ def test_many_rows_overlap_and_are_not_timed(rows: int) -> None:
     assert paces_with(FormCache({}, None), told).of(rows, told.launch) == Pace(1)
 
 
+@pytest.mark.parametrize("rows", [4, 256])
+def test_rows_that_share_are_measured_for_themselves(rows: int) -> None:
+    """Any number of them: matrix units are what they wait for. And they do not read early."""
+    cache = FormCache({}, None)
+    told = Told(lambda pace: 1.0 + abs(pace.asks_ahead - 16))
+    paces = paces_with(cache, told)
+    assert paces.of(rows, told.launch, is_shared=True) == Pace(1, asks_ahead=16)
+    assert not any(pace.reads_early for _, pace in told.launched)
+    other = Told(lambda pace: 1.0 + pace.asks_ahead)
+    assert paces_with(cache, other).of(rows, other.launch) == Pace(1)
+
+
 def test_sizes_that_part_no_weights_are_not_tried() -> None:
     small = replace(SHAPE.arch, hidden_size=1024, intermediate_size=3072, num_heads=16, head_dim=128)
     shape = LayerShape(small, torch.bfloat16)
