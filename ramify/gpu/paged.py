@@ -179,7 +179,7 @@ class PagedDecode:
         if with_prefix:
             self.attend_shared(queries, kv_layer, overlap=overlap)
             if self._way.own_options is not None:
-                self._attend_beside(queries, kv_layer, out, overlap=overlap)
+                self.attend_beside(queries, kv_layer, out, overlap=overlap)
                 return
         is_few = queries.shape[0] * self._kv_heads <= MOST_PAIRS
         early = reads_early and self._can_read_early and is_few and not with_prefix and not beside_prompts
@@ -192,7 +192,8 @@ class PagedDecode:
             options = {**options, "overlap": self._overlap if overlap is None else overlap}
         self._way.launch(task, Sharing(self._groups, self._members, self._first_part), **options)
 
-    def _attend_beside(self, queries: Tensor, kv_layer: Tensor, out: Tensor, *, overlap: bool | None) -> None:
+    def attend_beside(self, queries: Tensor, kv_layer: Tensor, out: Tensor, *, overlap: bool | None = None) -> None:
+        """Own positions while the kernel of prefixes computes, then all parts of both merged."""
         assert self._way.own_options is not None
         overlap = self._overlap if overlap is None else overlap
         task = self._task(queries, kv_layer, self._own_count)

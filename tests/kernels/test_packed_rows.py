@@ -1,18 +1,20 @@
 """Rows times weights of few bits, by threads that hold them as matrix instructions want them, against float64.
 
-Without a GPU the kernel's own source runs on torch's operators (threads.py), in float16 and in bfloat16.
+Without a GPU the kernels' own source runs on torch's operators (gluon.py, assembly.py), in float16 and in bfloat16.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ramify.gpu.kernels import packed_rows as rows_module
+from ramify.gpu.kernels import packed_tiles as tiles_module
+from ramify.gpu.kernels import unpacked as unpacked_module
 from ramify.gpu.kernels.packed_rows import WarpTiles, packed_gate_up, packed_rows
 from ramify.gpu.kernels.packed_tiles import RowBlocks, can_multiply_tiles, packed_gate_up_tiles, packed_tiles
 from ramify.gpu.kernels.packed_words import can_multiply
@@ -21,17 +23,21 @@ from ramify.gpu.kernels.unpacked import write_out
 from ramify.gpu.packed_forms import tiles_for
 from ramify.gpu.packed_parts import OUTPUTS, PackedPart
 from ramify.models.packed_quants import PACKED_FORMATS
+from tests.kernels.assembly import instructions
+from tests.kernels.gluon import Arriving, overlaps, prepared
 from tests.kernels.test_packed_parts import packed
 from tests.kernels.test_tiled_product import check
-from tests.kernels.threads import simulated
 
 HALVES = [torch.bfloat16, torch.float16]
 
 
+KERNELS = ((rows_module, "_packed_rows"), (tiles_module, "_packed_tiles"), (unpacked_module, "_write_out"))
+
+
 @pytest.fixture(autouse=True)
-def threads(device: torch.device) -> Iterator[None]:
-    with simulated() if device.type == "cpu" else nullcontext():
-        yield
+def arriving(device: torch.device) -> Iterator[Arriving]:
+    with prepared(device, *KERNELS, names=instructions()) as arriving:
+        yield arriving
 
 
 def dequantised(part: PackedPart) -> Tensor:
@@ -51,7 +57,15 @@ def dequantised(part: PackedPart) -> Tensor:
     ],
 )
 def test_packed_rows(
-    device: torch.device, dtype: torch.dtype, name: str, rows: int, outputs: int, columns: int, tiles: WarpTiles
+    device: torch.device,
+    dtype: torch.dtype,
+    name: str,
+    rows: int,
+    outputs: int,
+    columns: int,
+    tiles: WarpTiles,
+    *,
+    arriving: Arriving,
 ) -> None:
     """Float32 up to the sum: numbers, zeros and scales are never rounded."""
     torch.manual_seed(rows)
@@ -59,7 +73,8 @@ def test_packed_rows(
     assert can_multiply(dtype, part) or device.type == "cpu"
     x = torch.randn(rows, columns, device=device).to(dtype)
     values = torch.full((tiles.splits, rows, outputs + 7), torch.nan, device=device)
-    packed_rows(x, part, values, tiles, first_output=3)
+    with arriving(x):
+        packed_rows(x, part, values, tiles, first_output=3, overlap=overlaps(device))
     check(values.sum(0)[:, 3:-4], x.double() @ dequantised(part).t())
     assert values[:, :, :3].isnan().all()
     assert values[:, :, -4:].isnan().all()
@@ -84,7 +99,9 @@ def normed(x: Tensor, norm: Norm) -> Tensor:
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_one_row_with_norm_bias_and_residual(device: torch.device, dtype: torch.dtype, has_bias: bool) -> None:
+def test_one_row_with_norm_bias_and_residual(
+    device: torch.device, dtype: torch.dtype, has_bias: bool, arriving: Arriving
+) -> None:
     torch.manual_seed(0)
     part = packed("INT4x128", 40, 384, device)
     x = (3 * torch.randn(1, 384, device=device)).to(dtype)
@@ -95,10 +112,12 @@ def test_one_row_with_norm_bias_and_residual(device: torch.device, dtype: torch.
     if bias is not None:
         expected += bias.double()
     out = torch.empty(1, 1, 40, device=device, dtype=dtype)
-    packed_rows(x, part, out, WarpTiles(1, 2, 2), bias=bias, norm=norm)
+    with arriving(x):
+        packed_rows(x, part, out, WarpTiles(1, 2, 2), bias=bias, norm=norm, overlap=overlaps(device))
     check(out[0], expected)
     added = residual.clone()
-    packed_rows(x, part, added, WarpTiles(1, 2, 2), bias=bias, norm=norm, adds=True)
+    with arriving(x, added):
+        packed_rows(x, part, added, WarpTiles(1, 2, 2), bias=bias, norm=norm, adds=True, overlap=overlaps(device))
     check(added[0], residual[0].double() + expected)
 
 
@@ -107,7 +126,9 @@ def test_one_row_with_norm_bias_and_residual(device: torch.device, dtype: torch.
 @pytest.mark.parametrize(
     ("rows", "tiles"), [(1, WarpTiles(2, 2, 2)), (7, WarpTiles(4, 2, 1)), (33, WarpTiles(4, 1, 1))]
 )
-def test_gate_and_up(device: torch.device, dtype: torch.dtype, name: str, rows: int, tiles: WarpTiles) -> None:
+def test_gate_and_up(
+    device: torch.device, dtype: torch.dtype, name: str, rows: int, tiles: WarpTiles, arriving: Arriving
+) -> None:
     torch.manual_seed(rows)
     part = packed(name, 96, 256, device)
     size = 0.01 if name == "FP8" else 1.0  # float16 ends at 65,504
@@ -116,7 +137,8 @@ def test_gate_and_up(device: torch.device, dtype: torch.dtype, name: str, rows: 
     product = (x if norm is None else normed(x, norm)).double() @ dequantised(part).t() + bias.double()
     gate, up = product.to(dtype).double().chunk(2, dim=1)
     out = torch.full((rows, 48), torch.nan, device=device, dtype=dtype)
-    packed_gate_up(x, part, out, tiles, bias=bias, norm=norm)
+    with arriving(x):
+        packed_gate_up(x, part, out, tiles, bias=bias, norm=norm, overlap=overlaps(device))
     check(out, F.silu(gate).to(dtype).double() * up)
 
 
@@ -124,7 +146,14 @@ def test_gate_and_up(device: torch.device, dtype: torch.dtype, name: str, rows: 
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("rows", "inner", "blocks"), [(70, 48, RowBlocks(64)), (130, 144, RowBlocks(256))])
 def test_tiles_of_gate_and_up(
-    device: torch.device, dtype: torch.dtype, rows: int, inner: int, blocks: RowBlocks, has_bias: bool
+    device: torch.device,
+    dtype: torch.dtype,
+    rows: int,
+    inner: int,
+    blocks: RowBlocks,
+    has_bias: bool,
+    *,
+    arriving: Arriving,
 ) -> None:
     torch.manual_seed(rows)
     part = packed("INT4x128", 2 * inner, 256, device)
@@ -137,7 +166,8 @@ def test_tiles_of_gate_and_up(
         product += bias.double()
     gate, up = product.to(dtype).double().chunk(2, dim=1)
     out = torch.full((rows, inner), torch.nan, device=device, dtype=dtype)
-    packed_gate_up_tiles(x, part, out, blocks, bias=bias)
+    with arriving(x):
+        packed_gate_up_tiles(x, part, out, blocks, bias=bias, overlap=overlaps(device))
     check(out, F.silu(gate).to(dtype).double() * up)
 
 
@@ -165,7 +195,15 @@ def test_weights_written_out(device: torch.device, dtype: torch.dtype, name: str
     ],
 )
 def test_packed_tiles(
-    device: torch.device, dtype: torch.dtype, name: str, rows: int, outputs: int, columns: int, blocks: RowBlocks
+    device: torch.device,
+    dtype: torch.dtype,
+    name: str,
+    rows: int,
+    outputs: int,
+    columns: int,
+    blocks: RowBlocks,
+    *,
+    arriving: Arriving,
 ) -> None:
     """The product of the weight as rounded to the precision of the rows."""
     torch.manual_seed(rows)
@@ -174,7 +212,8 @@ def test_packed_tiles(
         pytest.skip("for Hopper's matrix units")
     x = torch.randn(rows, columns, device=device).to(dtype)
     values = torch.full((blocks.splits, rows, outputs + 7), torch.nan, device=device)
-    packed_tiles(x, part, values, blocks, first_output=3)
+    with arriving(x):
+        packed_tiles(x, part, values, blocks, first_output=3, overlap=overlaps(device))
     weight = dequantised(part).to(dtype).double()
     check(values.sum(0)[:, 3:-4], x.double() @ weight.t())
     assert values[:, :, :3].isnan().all()
