@@ -5,8 +5,8 @@
 
 Random weights of a public shape in bfloat16; every row has so many positions of its own. Head included, sampler and
 host left out. `--timeline` shows the kernels of a middle layer as the profiler saw them: where a kernel begins before
-the one above it ends, they overlap. `--paces` times the whole pass at every pace that an engine would try on a few
-layers (gpu/paces.py), and tells the one that it took. The last line is JSON.
+the one above it ends, they overlap. `--paces` times the whole pass at every pace (gpu/paces.py), those that engines
+do not try yet too, and tells the one that a few layers chose. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -79,7 +79,12 @@ class Forward:
         pool = KVPool(arch, max_rows * self._blocks, BLOCK_SIZE, DTYPE, DEVICE)
         pool.kv.normal_()
         self.layers = GpuLayers(
-            self.decoder, pool, max_rows=max_rows, max_model_len=2 * length, forms=FormCache(machine_of(DEVICE), None)
+            self.decoder,
+            pool,
+            max_rows=max_rows,
+            max_model_len=2 * length,
+            forms=FormCache(machine_of(DEVICE), None),
+            unproven_paces=True,
         )
         self._logits = torch.empty(max_rows, arch.vocab_size, device=DEVICE)
         self._hidden: torch.Tensor | None = None

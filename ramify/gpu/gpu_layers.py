@@ -74,6 +74,7 @@ class GpuLayers:
         sharing: SharingRule = SHARING,
         batch_invariant: bool = False,
         forms: FormCache | None = None,
+        unproven_paces: bool = False,
     ) -> None:
         arch = decoder.arch
         if batch_invariant:
@@ -102,7 +103,8 @@ class GpuLayers:
         self._pace = Pace(int(can_overlap(decoder.device)))
         self._paces: MeasuredPace | None = None
         if self._pace.overlaps and forms is not None and not batch_invariant and decoder.ranks is None:
-            self._paces = MeasuredPace(LayerShape(arch, decoder.dtype), forms, GraphStopwatch(decoder.device).seconds)
+            shape, stopwatch = LayerShape(arch, decoder.dtype), GraphStopwatch(decoder.device)
+            self._paces = MeasuredPace(shape, forms, stopwatch.seconds, unproven=unproven_paces)
         weights = zip(
             weights_of("read", [layer.qkv for layer in layers]),
             added([layer.output for layer in layers]),

@@ -9,6 +9,8 @@ meanwhile, and weights that are asked for then are nearer when they are read, un
 product alone shows none of this. So layers are timed at every pace, as many as no cache holds, and what was fastest is
 remembered with the forms of products. Beyond a few rows all passes overlap; where they share prefixes, matrix units are
 what attention waits for, and again the memory is idle.
+
+Engines choose among paces that are proven (`Pace.is_proven`); bench/forward.py times the others beside them.
 """
 
 from __future__ import annotations
@@ -100,11 +102,17 @@ class LayerShape:
 
 
 class MeasuredPace:
-    """Of one model's layers."""
+    """Of one model's layers. `unproven`: chosen among paces that no GPU has proven too."""
 
     def __init__(
-        self, shape: LayerShape, cache: FormCache, stopwatch: Callable[[Sequence[Launch]], Sequence[float]]
+        self,
+        shape: LayerShape,
+        cache: FormCache,
+        stopwatch: Callable[[Sequence[Launch]], Sequence[float]],
+        *,
+        unproven: bool = False,
     ) -> None:
+        self._unproven = unproven
         self._shapes = {each: replace(shape, is_shared=each) for each in (False, True)}
         self._cache, self._stopwatch = cache, stopwatch
         self._known: dict[tuple[int, bool], Pace] = {}
@@ -122,16 +130,22 @@ class MeasuredPace:
 
     def _find(self, shape: LayerShape, rows: int, launch: Callable[[Pace], None]) -> Pace:
         found = self._cache.find(shape, rows)
-        if isinstance(found, Pace):
+        if isinstance(found, Pace) and self._may_take(found):
             return found
-        paces = shape.paces(rows)
-        if len(paces) == 1 and not shape.asking(paces[0], rows):
+        paces = self._takeable(shape.paces(rows))
+        if len(paces) == 1 and not self._takeable(shape.asking(paces[0], rows)):
             return paces[0]
         must_run_first()
         fastest = self._fastest(paces, launch)
-        fastest = self._fastest([fastest, *shape.asking(fastest, rows)], launch)
+        fastest = self._fastest([fastest, *self._takeable(shape.asking(fastest, rows))], launch)
         kept = self._cache.keep(shape, rows, fastest)
-        return kept if isinstance(kept, Pace) else fastest
+        return kept if isinstance(kept, Pace) and self._may_take(kept) else fastest
+
+    def _may_take(self, pace: Pace) -> bool:
+        return pace.is_proven or self._unproven
+
+    def _takeable(self, paces: Sequence[Pace]) -> list[Pace]:
+        return [pace for pace in paces if self._may_take(pace)]
 
     def _fastest(self, paces: Sequence[Pace], launch: Callable[[Pace], None]) -> Pace:
         if len(paces) == 1:

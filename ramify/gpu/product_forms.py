@@ -91,6 +91,11 @@ class Pace:
     reads_early: int = 0
     asks_ahead: int = 0
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether everything that it launches has run on a GPU, and not in the interpreter alone."""
+        return not (self.reads_early or self.asks_ahead)
+
     def stays(self, weight: Tensor) -> bool:
         return weight.numel() * weight.itemsize >= self.stays_from * MIB
 

@@ -49,8 +49,8 @@ class Told:
         return times
 
 
-def paces_with(cache: FormCache, told: Told, shape: LayerShape = SHAPE) -> MeasuredPace:
-    return MeasuredPace(shape, cache, told.stopwatch)
+def paces_with(cache: FormCache, told: Told, shape: LayerShape = SHAPE, *, unproven: bool = True) -> MeasuredPace:
+    return MeasuredPace(shape, cache, told.stopwatch, unproven=unproven)
 
 
 # Of 8B's weights (48, 32, 224 and 112 MiB) all stay, or those from 64 MiB on, or none.
@@ -68,6 +68,21 @@ def test_the_fastest_is_taken_and_asked_for_once(tmp_path: Path, fastest: Pace) 
     never = Told(lambda _: pytest.fail("it was measured before"))
     assert paces_with(FormCache({}, tmp_path), never).of(1, never.launch) == fastest
     assert never.launched == []
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_engines_try_what_a_gpu_has_proven(rows: int, is_shared: bool) -> None:
+    """Whatever else would be faster, and whatever a bench has stored."""
+    cache = FormCache({}, None)
+    told = Told(lambda pace: 4.0 - pace.overlaps - pace.reads_early - bool(pace.asks_ahead))
+    found = paces_with(cache, told).of(rows, told.launch, is_shared=is_shared)
+    assert not found.is_proven
+    engine = Told(lambda pace: 2.0 - (pace == Pace(1)))
+    paces = paces_with(cache, engine, unproven=False)
+    assert paces.of(rows, engine.launch, is_shared=is_shared) == Pace(1)
+    assert all(pace.is_proven for _, pace in engine.launched)
+    assert bool(engine.launched) == (rows == 1)  # with several there is nothing to choose
 
 
 @pytest.mark.parametrize("asked", [0, 8, 32])
