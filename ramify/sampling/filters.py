@@ -4,8 +4,8 @@
     top-p   where the mass of what top-k left, renormalised, reaches p: the crossing token stays
     min-p   the largest + log(min_p)
 
-The vocabulary is not sorted. Nearly always a row's few largest logits are enough to know its floor; a flat row under
-top-p is put into buckets by size, and only the bucket in which the mass crosses p is sorted.
+The vocabulary is not sorted. Nearly always a row's few largest logits are enough to know its floor; flat rows under
+top-p are put into buckets by size, and only the bucket in which the mass crosses p is sorted.
 """
 
 from __future__ import annotations
@@ -35,14 +35,24 @@ class Filters:
 
 
 def apply(logits: Tensor, filters: Filters) -> Tensor:
-    """Logits (R, vocabulary) with everything below its row's floor at minus infinity; rows may shift by a constant."""
-    floor = floors(logits, filters)
-    bounded = floor.isfinite()
-    if bool(bounded.all()):
-        # A threshold at zero is a dozen times quicker than a mask.
-        return F.threshold(logits - floor, _LARGEST_BELOW_ZERO, -torch.inf, inplace=True)
-    # The same shift as above, so that a row's bits do not depend on who stands beside it.
-    return torch.where(bounded, logits - floor, logits).masked_fill_(logits < floor, -torch.inf)
+    """Logits (R, vocabulary) with everything below its row's floor at minus infinity."""
+    return cut_below(logits, floors(logits, filters))
+
+
+def cut_below(logits: Tensor, floor: Tensor) -> Tensor:
+    """Logits (R, vocabulary) with what is below their row's floor (R, 1) at minus infinity; others keep their bits."""
+    return cut(logits, floor).add_(logits)
+
+
+def cut(values: Tensor, floor: Tensor) -> Tensor:
+    """What to add to logits: minus infinity where values (R, vocabulary) are below the floor (R, 1), 0 elsewhere.
+
+    Thresholds are several times quicker than masks.
+    """
+    above = (values - floor).nan_to_num_(
+        nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf
+    )  # -inf - -inf is no number
+    return F.threshold(above, _LARGEST_BELOW_ZERO, -torch.inf, inplace=True).clamp_max_(0)
 
 
 def floors(logits: Tensor, filters: Filters) -> Tensor:
@@ -67,10 +77,12 @@ def _ranked_floors(logits: Tensor, filters: Filters) -> Tensor:
     ordered = logits.topk(count, dim=-1).values
     floor, decided = _floors_among(ordered, logits, filters)
     if count < vocab_size and not bool(decided.all()):
-        for row in (~decided).nonzero()[:, 0].tolist():
-            assert filters.top_p is not None, "top-k alone is always decided"
-            kept = logits[row] if filters.top_k is None else logits[row][logits[row] >= floor[row]]
-            floor[row] = _crossing(kept, filters.top_p[row])
+        assert filters.top_p is not None, "top-k alone is always decided"
+        flat = (~decided).nonzero()[:, 0]
+        kept = logits[flat] if filters.top_k is None else cut_below(logits[flat], floor[flat])
+        likeliest = kept.amax(-1, keepdim=True)
+        crossed = crossing(kept, (kept - likeliest).exp_(), filters.top_p[flat])
+        floor.index_copy_(0, flat, torch.maximum(floor[flat], crossed))
     return floor
 
 
@@ -97,7 +109,7 @@ def _floors_among(ordered: Tensor, logits: Tensor, filters: Filters) -> tuple[Te
         crossing = (reached < filters.top_p[:, None]).sum(-1, keepdim=True)
         asks = filters.top_p < 1
         if count < vocab_size:
-            # Ties at minus infinity have no mass; a row that has nothing else must not come as far as `_crossing`.
+            # Ties at minus infinity have no mass; a row that has nothing else must not come as far as `crossing`.
             further_ties = narrowed & (ordered[:, -1] >= floor[:, 0]) & (ordered[:, -1] > -torch.inf)
             decided = ~asks | ((crossing[:, 0] < count) & ~further_ties)
         # Rounding may leave the whole mass just below p: then all that top-k left stays.
@@ -106,15 +118,33 @@ def _floors_among(ordered: Tensor, logits: Tensor, filters: Filters) -> tuple[Te
     return floor, decided
 
 
-def _crossing(values: Tensor, mass: Tensor) -> Tensor:
-    """The largest of `values` (N,) such that it and all larger ones hold `mass` of the total; else the smallest."""
-    below = values.amax() - values
-    weights = (-below).exp().double()
-    buckets = (below * (NUM_BUCKETS / BUCKETS_REACH)).clamp_max(NUM_BUCKETS - 1).to(torch.int64)
-    reached = torch.bincount(buckets, weights=weights, minlength=NUM_BUCKETS).cumsum(0)
-    wanted = mass.double() * reached[-1]
-    bucket = (reached < wanted).sum().clamp_max(NUM_BUCKETS - 1)
-    inside = values[buckets == bucket].sort(descending=True).values
-    before = torch.where(bucket > 0, reached[(bucket - 1).clamp_min(0)], reached.new_zeros(()))
-    filled = before + (inside - values.amax()).exp().double().cumsum(0)
-    return inside[(filled < wanted).sum().clamp_max(len(inside) - 1)]
+def crossing(keys: Tensor, weights: Tensor, share: Tensor) -> Tensor:
+    """(R, 1): of each row's keys (R, N), the largest such that it and all larger hold that share (R,) of its weights.
+
+    Keys are put into buckets by size, and only the bucket in which the weights reach the share is sorted.
+    """
+    below = (keys.amax(-1, keepdim=True) - keys).nan_to_num_(nan=BUCKETS_REACH)
+    buckets = below.mul_(NUM_BUCKETS / BUCKETS_REACH).clamp_max_(NUM_BUCKETS - 1).to(torch.int64)
+    exact = weights.double()
+    reached = exact.new_zeros(len(keys), NUM_BUCKETS).scatter_add_(1, buckets, exact).cumsum_(-1)
+    wanted = share.double()[:, None] * reached[:, -1:]
+    bucket = (reached < wanted).sum(-1, keepdim=True).clamp_max_(NUM_BUCKETS - 1)
+    chosen = buckets == bucket
+    inside, filling = _members(chosen, keys, exact)
+    before = reached.gather(1, (bucket - 1).clamp_min(0)).masked_fill_(bucket == 0, 0.0)
+    filled = filling.cumsum_(-1).add_(before)
+    # Rounding may leave a bucket's own sum just below the share: then all of it is needed.
+    last = chosen.sum(-1, keepdim=True).sub_(1).clamp_min_(0)
+    return inside.gather(1, torch.minimum((filled < wanted).sum(-1, keepdim=True), last))
+
+
+def _members(chosen: Tensor, keys: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Of chosen (R, N): their keys from the largest, and their weights (R, widest), filled up with nothing."""
+    counts = chosen.sum(-1)
+    rows, columns = chosen.nonzero(as_tuple=True)
+    places = torch.arange(len(rows), device=keys.device) - (counts.cumsum(0) - counts)[rows]
+    widest = max(int(counts.max()), 1)  # a row that is no number has no members
+    inside = keys.new_full((len(keys), widest), -torch.inf).index_put_((rows, places), keys[rows, columns])
+    filling = weights.new_zeros(len(keys), widest).index_put_((rows, places), weights[rows, columns])
+    inside, order = inside.sort(dim=-1, descending=True, stable=True)
+    return inside, filling.gather(1, order)

@@ -10,38 +10,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from ramify.engine.plan import Draw
 from ramify.sampling import filters, processors, shaping, truncation
 from ramify.sampling.draw import COIN_LEVEL, coin
 from ramify.sampling.piece import Rows
+from ramify.sampling.settings import rows_among
 
 Filter = Callable[[Tensor, Rows], Tensor]
 
 
 def scale(logits: Tensor, rows: Rows) -> Tensor:
-    temperatures, unscaled = rows.settings.temperatures, rows.settings.unscaled
+    temperatures = rows.settings.temperatures
     if temperatures is None:
         return logits
     dynamic = rows.settings.chosen.get("dynatemp_range")
     if dynamic is not None:
-        own = shaping.dynamic_temperature(logits[dynamic.rows], temperatures[dynamic.rows], *dynamic.columns)
-        temperatures = temperatures.index_copy(0, dynamic.rows, own)
-    scaled = processors.temperature(logits, temperatures)
-    # A row at 1 keeps its very bits: what is drawn from it must not depend on who stands beside it.
-    return scaled if unscaled is None else torch.where(unscaled, logits, scaled)
+        own = shaping.dynamic_temperature(
+            _taken(logits, dynamic.rows), _taken(temperatures, dynamic.rows), *dynamic.columns
+        )
+        temperatures = own if dynamic.rows is None else temperatures.index_copy(0, dynamic.rows, own)
+    return processors.temperature(logits, temperatures)
 
 
 def keep_likely(logits: Tensor, rows: Rows) -> Tensor:
     """top-k, top-p and min-p, on the rows that ask for one of them."""
-    chosen, index = rows.settings.filters, rows.settings.filtered_rows
+    chosen = rows.settings.filters
     if chosen is None:
         return logits
-    if index is None:
-        return filters.apply(logits, chosen)
-    return logits.index_copy(0, index, filters.apply(logits[index], chosen))
+    return _act(logits, rows.settings.filtered_rows, lambda own: filters.apply(own, chosen))
 
 
 def limit_surprise(logits: Tensor, rows: Rows) -> Tensor:
@@ -51,9 +49,9 @@ def limit_surprise(logits: Tensor, rows: Rows) -> Tensor:
     following = [
         row for row, draw in enumerate(rows.draws) if draw.demands.params.mirostat_tau and draw.demands.is_random
     ]
-    index = torch.tensor(following, device=logits.device)
+    index = rows_among(following, len(rows.draws), logits.device)
     limits = logits.new_tensor([rows.limits[row] for row in following])
-    return logits.index_copy(0, index, truncation.mirostat(logits[index], limits))
+    return _act(logits, index, lambda own: truncation.mirostat(own, limits))
 
 
 def exclude_likeliest(logits: Tensor, rows: Rows) -> Tensor:
@@ -69,9 +67,9 @@ def exclude_likeliest(logits: Tensor, rows: Rows) -> Tensor:
     ]
     if not excluding:
         return logits
-    index = torch.tensor(excluding, device=logits.device)
+    index = rows_among(excluding, len(rows.draws), logits.device)
     thresholds = logits.new_tensor([rows.draws[row].demands.params.xtc_threshold for row in excluding])
-    return logits.index_copy(0, index, truncation.xtc(logits[index], thresholds))
+    return _act(logits, index, lambda own: truncation.xtc(own, thresholds))
 
 
 def _rule(name: str, act: Callable[..., Tensor]) -> Filter:
@@ -81,9 +79,19 @@ def _rule(name: str, act: Callable[..., Tensor]) -> Filter:
         chosen = rows.settings.chosen.get(name)
         if chosen is None:
             return logits
-        return logits.index_copy(0, chosen.rows, act(logits[chosen.rows], *chosen.columns))
+        return _act(logits, chosen.rows, lambda own: act(own, *chosen.columns))
 
     return apply
+
+
+def _act(logits: Tensor, rows: Tensor | None, act: Callable[[Tensor], Tensor]) -> Tensor:
+    """Logits with what `act` makes of these rows; None stands for all."""
+    changed = act(_taken(logits, rows))
+    return changed if rows is None else logits.index_copy(0, rows, changed)
+
+
+def _taken(values: Tensor, rows: Tensor | None) -> Tensor:
+    return values if rows is None else values.index_select(0, rows)
 
 
 keep_within_deviations = _rule("top_n_sigma", truncation.top_n_sigma)

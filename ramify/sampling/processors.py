@@ -17,8 +17,10 @@ def ban(logits: Tensor, rows: Tensor, token_ids: Tensor) -> Tensor:
 
 def allow_only(logits: Tensor, rows: Tensor, token_ids: Tensor) -> Tensor:
     """Rows that are named may draw only the tokens they are named with."""
-    allowed = logits.index_fill(0, rows, -torch.inf)
-    return allowed.index_put((rows, token_ids), logits[rows, token_ids])
+    # Pairs are many: each marks its row, and the rows are filled once.
+    marked = logits.new_zeros(len(logits), 1).index_fill_(0, rows, -torch.inf)
+    allowed = logits + marked
+    return allowed.index_put_((rows, token_ids), logits[rows, token_ids])
 
 
 def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, biases: Tensor) -> Tensor:
@@ -42,6 +44,9 @@ def penalise_frequency(
 
 
 def temperature(logits: Tensor, temperatures: Tensor) -> Tensor:
-    """Divides each row by its temperature (R,). The row's maximum becomes 0 first, so no temperature overflows."""
-    shifted = logits - logits.amax(-1, keepdim=True)
-    return shifted.div_(temperatures.clamp_min(1e-38)[:, None])
+    """Divides each row by its temperature (R,). The row's maximum becomes 0 first, so no temperature overflows.
+
+    A row at 1 keeps its very bits: what is drawn from it must not depend on who stands beside it.
+    """
+    shift = torch.where(temperatures == 1, 0.0, logits.amax(-1))
+    return (logits - shift[:, None]).div_(temperatures.clamp_min(1e-38)[:, None])

@@ -19,9 +19,9 @@ Pairs = tuple[Tensor, Tensor]  # rows and token ids, of one length
 
 
 class Chosen(NamedTuple):
-    """The rows that ask for a rule, and what they ask for, a column (rows,) for each of its numbers."""
+    """The rows that ask for a rule (None: all), and what they ask for, a column (rows,) for each of its numbers."""
 
-    rows: Tensor
+    rows: Tensor | None
     columns: tuple[Tensor, ...]
 
 
@@ -67,11 +67,8 @@ class Settings:
         if self.has_codes:
             self.is_raced &= torch.tensor([not each.is_arithmetic for each in demands], device=device)
         self.temperatures = None
-        self.unscaled = None  # (R, 1): rows that stay as they are, beside others that are scaled
-        scaled = [each.temperature not in (0, 1) or each.params.dynatemp_range > 0 for each in demands]
-        if any(scaled):
+        if any(each.temperature not in (0, 1) or each.params.dynatemp_range > 0 for each in demands):
             self.temperatures = torch.where(self.is_greedy, 1, temperatures)
-            self.unscaled = None if all(scaled) else ~torch.tensor(scaled, device=device)[:, None]
 
         def column(values: Sequence[float]) -> Tensor:
             return torch.tensor(values, dtype=torch.float32, device=device)
@@ -95,9 +92,7 @@ class Settings:
         self.chosen = _chosen(demands, device) if any(each.is_shaped for each in demands) else {}
         chosen = [row for row, each in enumerate(demands) if each.narrows]
         self.filters: Filters | None = None
-        self.filtered_rows = (
-            None if len(chosen) == len(demands) else torch.tensor(chosen, dtype=torch.long, device=device)
-        )
+        self.filtered_rows = rows_among(chosen, len(demands), device)
         if chosen:
             narrowing = [params[row] for row in chosen]
             top_k = torch.tensor(columns.integers[TOP_K, chosen], device=device)
@@ -120,8 +115,13 @@ def _chosen(demands: Sequence[Demands], device: torch.device) -> dict[str, Chose
                 torch.tensor([getattr(demands[row].params, name) for row in rows], dtype=torch.float32, device=device)
                 for name in (rule, *companions)
             )
-            found[rule] = Chosen(torch.tensor(rows, device=device), columns)
+            found[rule] = Chosen(rows_among(rows, len(demands), device), columns)
     return found
+
+
+def rows_among(rows: Sequence[int], count: int, device: torch.device) -> Tensor | None:
+    """As an index; None stands for all of `count` rows, which need not be taken out and put back."""
+    return None if len(rows) == count else torch.tensor(rows, dtype=torch.long, device=device)
 
 
 class KnownSettings:

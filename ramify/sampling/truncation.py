@@ -20,53 +20,51 @@ import math
 import torch
 from torch import Tensor
 
+from ramify.sampling.filters import crossing, cut
+
 
 def top_n_sigma(logits: Tensor, n: Tensor) -> Tensor:
     """Temperature scales deviations and distances alike, so this cut does not depend on it."""
     below = logits - logits.amax(-1, keepdim=True)
-    possible = below > -torch.inf
-    count = possible.sum(-1, keepdim=True)
-    counted = below.masked_fill(~possible, 0.0)
-    mean = counted.sum(-1, keepdim=True) / count
-    variance = (counted - mean).square().masked_fill_(~possible, 0.0).sum(-1, keepdim=True) / count
-    return logits.masked_fill(below < -n[:, None] * variance.sqrt(), -torch.inf)
+    return cut(below, -n[:, None] * _deviation(below)).add_(logits)
 
 
 def typical_p(logits: Tensor, p: Tensor) -> Tensor:
     """Locally typical sampling (Meister et al. 2022, https://arxiv.org/abs/2202.00666)."""
     logprobs = logits.log_softmax(-1)
-    distance = (_entropy(logprobs)[:, None] + logprobs).abs()  # of a surprise, -logprob, from its mean
-    order = distance.sort(dim=-1)
-    reached = logprobs.gather(1, order.indices).exp().cumsum(-1, dtype=torch.float64)
-    last = (reached < p[:, None]).sum(-1, keepdim=True).clamp_max(logits.shape[1] - 1)
-    return logits.masked_fill(distance > order.values.gather(1, last), -torch.inf)
+    probabilities = logprobs.exp()
+    # How near a surprise, -logprob, is to its mean: 0 is nearest.
+    nearness = (_entropy(logprobs, probabilities) + logprobs).abs_().neg_()
+    return cut(nearness, crossing(nearness, probabilities, p)).add_(logits)
 
 
 def epsilon_cutoff(logits: Tensor, epsilon: Tensor) -> Tensor:
     """Hewitt et al. 2022, https://arxiv.org/abs/2210.15191."""
-    return _at_least(logits, epsilon.log())
+    return _at_least(logits, logits.log_softmax(-1), epsilon.log()[:, None])
 
 
 def eta_cutoff(logits: Tensor, eta: Tensor) -> Tensor:
     """Of the same paper: where the model is unsure, less is asked for."""
-    entropy = _entropy(logits.log_softmax(-1))
-    return _at_least(logits, torch.minimum(eta.log(), 0.5 * eta.log() - entropy))
+    logprobs = logits.log_softmax(-1)
+    limit = eta.log()[:, None]
+    return _at_least(logits, logprobs, torch.minimum(limit, 0.5 * limit - _entropy(logprobs, logprobs.exp())))
 
 
 def top_a(logits: Tensor, a: Tensor) -> Tensor:
     """The surer the model, the more is cut: the threshold is a times the square of the largest probability."""
-    likeliest = logits.log_softmax(-1).amax(-1)
-    return _at_least(logits, a.log() + 2 * likeliest)
+    logprobs = logits.log_softmax(-1)
+    return _at_least(logits, logprobs, a.log()[:, None] + 2 * logprobs.amax(-1, keepdim=True))
 
 
 def p_less(logits: Tensor) -> Tensor:
     """p-less sampling (https://arxiv.org/abs/2509.23234): at least the probability that two draws would agree."""
-    return _at_least(logits, (2 * logits.log_softmax(-1)).logsumexp(-1))
+    logprobs = logits.log_softmax(-1)
+    return _at_least(logits, logprobs, logprobs.exp().square_().sum(-1, keepdim=True).log_())
 
 
 def mirostat(logits: Tensor, limit: Tensor) -> Tensor:
     """The cut of mirostat, version 2 (Basu et al. 2021, https://arxiv.org/abs/2007.14966): limits are in bits."""
-    return _at_least(logits, -limit * math.log(2))
+    return _at_least(logits, logits.log_softmax(-1), -limit[:, None] * math.log(2))
 
 
 def xtc(logits: Tensor, threshold: Tensor) -> Tensor:
@@ -77,13 +75,22 @@ def xtc(logits: Tensor, threshold: Tensor) -> Tensor:
     return logits.masked_fill(logprobs > least, -torch.inf)
 
 
-def _entropy(logprobs: Tensor) -> Tensor:
-    """(R,) in nats; what cannot be drawn contributes nothing."""
-    return -(logprobs.exp() * logprobs.clamp_min(-1e30)).sum(-1)
+def _deviation(below: Tensor) -> Tensor:
+    """(R, 1): the standard deviation of what can be drawn."""
+    if bool((below.amin(-1) > -torch.inf).all()):  # nothing was left out, so there is nothing to step over
+        return (below - below.mean(-1, keepdim=True)).square_().mean(-1, keepdim=True).sqrt_()
+    possible = below > -torch.inf
+    count = possible.sum(-1, keepdim=True)
+    mean = below.masked_fill(~possible, 0.0).sum(-1, keepdim=True) / count
+    return ((below - mean).square_().masked_fill_(~possible, 0.0).sum(-1, keepdim=True) / count).sqrt_()
 
 
-def _at_least(logits: Tensor, smallest: Tensor) -> Tensor:
-    """Only what has at least this logprob (R,) stays, and the likeliest."""
-    logprobs = logits.log_softmax(-1)
-    floor = torch.minimum(smallest[:, None], logprobs.amax(-1, keepdim=True))
-    return logits.masked_fill(logprobs < floor, -torch.inf)
+def _entropy(logprobs: Tensor, probabilities: Tensor) -> Tensor:
+    """(R, 1) in nats; what cannot be drawn contributes nothing."""
+    return -(logprobs.clamp_min(-1e30).mul_(probabilities)).sum(-1, keepdim=True)
+
+
+def _at_least(logits: Tensor, logprobs: Tensor, smallest: Tensor) -> Tensor:
+    """Only what has at least this logprob (R, 1) stays, and the likeliest."""
+    floor = torch.minimum(smallest, logprobs.amax(-1, keepdim=True))
+    return cut(logprobs, floor).add_(logits)
