@@ -1,7 +1,7 @@
-"""The device step on a CPU: beside kernels of our own, torch's operators of small steps stay on the calling thread.
+"""The device step on a CPU: beside kernels of our own, torch's operators stay on the thread that calls them.
 
-torch's threads keep spinning for some milliseconds after every operator that they shared. While they do, they take the
-cores from the kernels' own threads, which costs more than a second thread brings to a sampler of few rows.
+Where rows are many, several threads draw (sampler_threads.py). Logprobs of prompts alone are left to torch's threads:
+they are long, and nothing else waits.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from collections.abc import Sequence
 
 from ramify.config import LogprobsMode
 from ramify.cpu.library import Library
+from ramify.cpu.sampler_threads import SamplerThreads
 from ramify.device.layers import Layers
 from ramify.device.step import DeviceStep
 from ramify.engine.plan import Plan, Ticket
 from ramify.sampling.mixing import Mixer
-
-MANY_DRAWS = 16  # from here on, two threads draw faster by more than they take
 
 
 class CpuStep(DeviceStep):
@@ -38,12 +37,12 @@ class CpuStep(DeviceStep):
             batch_invariant=batch_invariant,
         )
         self._library = library
+        if library is not None:
+            self.sampler.run_tasks = SamplerThreads(library).run
 
     def launch(self, plan: Plan) -> Ticket:
-        num_draws = len(plan.draws) + (0 if plan.onward is None else len(plan.onward.members))
         # A sum of torch's takes its order from the number of threads: invariant, that is always one.
-        pays = not self._batch_invariant and (num_draws >= MANY_DRAWS or bool(plan.prompt_reports))
-        if self._library is None or pays:
+        if self._library is None or (plan.prompt_reports and not self._batch_invariant):
             return super().launch(plan)
         with self._library.torch_on_one_thread():
             result = super().launch(plan)()

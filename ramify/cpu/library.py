@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ramify.cpu.compiler import NoCompilerError, compiled
 from ramify.cpu.cores import usable_cores
 from ramify.cpu.instructions import NATIVE, InstructionSet, asked_for, fitting, processor_flags
@@ -90,6 +92,11 @@ class Library:
             if before > 0:
                 self._set_torch_threads(before)
             self._threads = None
+
+    def keep_torch_on_this_thread(self) -> None:
+        """For a thread of one's own, as long as it lives."""
+        torch.get_num_threads()  # torch sets how many it uses when a thread first asks, and not again
+        self._set_torch_threads(1)
 
 
 def load(say: Callable[[str], None], instructions: InstructionSet | None = None) -> Library:

@@ -54,18 +54,19 @@ def keep_allowed(logits: Tensor, rows: Rows) -> Tensor:
 
 def follow_grammars(logits: Tensor, rows: Rows) -> Tensor:
     """Only what goes on with a text of the row's grammar. Both of two models' logits get the same mask."""
-    following = [row for row, draw in enumerate(rows.draws) if draw.matcher is not None and row not in rows.faults]
-    if not following:
-        return logits
     if not rows.grammatical:
-        _find_grammatical(following, rows, logits)
+        return logits
     kept = logits.clone()
     for row, allowed in rows.grammatical.items():
         kept[row].masked_fill_(~allowed, -torch.inf)
     return kept
 
 
-def _find_grammatical(following: Sequence[int], rows: Rows, logits: Tensor) -> None:
+def find_grammatical(rows: Rows, vocab_size: int, device: torch.device) -> None:
+    """What the rows' grammars allow, on the thread that asks: siblings share matchers, and threads must not."""
+    following = [row for row, draw in enumerate(rows.draws) if draw.matcher is not None]
+    if not following:
+        return
     found: dict[int, Mask] = {}
     asked = {
         row: Asked(draw.matcher, draw.output)
@@ -89,7 +90,7 @@ def _find_grammatical(following: Sequence[int], rows: Rows, logits: Tensor) -> N
         if mask is not None:
             found[row] = mask
     for row, mask in found.items():
-        rows.grammatical[row] = torch.from_numpy(flags_of(mask, logits.shape[1])).to(logits.device)
+        rows.grammatical[row] = torch.from_numpy(flags_of(mask, vocab_size)).to(device)
 
 
 def ban_bad_words(logits: Tensor, rows: Rows) -> Tensor:

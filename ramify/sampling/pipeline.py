@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from ramify.config import LogprobsMode
 from ramify.engine.plan import Draw, StepResult
 from ramify.sampling.arithmetic import Code, first_code, read, refilled
 from ramify.sampling.columns import CHILD, POSITION, SEED_HIGH, SEED_LOW, Columns
-from ramify.sampling.controls import control
+from ramify.sampling.controls import control, find_grammatical
 from ramify.sampling.draw import NoiseKeys, block_noise, block_scores, choose_tokens, take_blocks
 from ramify.sampling.memory import Memory
 from ramify.sampling.mixing import Mixer
@@ -33,6 +34,7 @@ from ramify.sampling.narrowing import BENDS, BENDS_OF_MIXTURES, FILTERS, FILTERS
 from ramify.sampling.piece import Piece, Rows
 from ramify.sampling.remaining import Remaining
 from ramify.sampling.settings import KnownSettings, Settings
+from ramify.sampling.tasks import RunTasks, Task, in_turn
 
 ROWS_AT_ONCE = 8  # some 2 MB at a time
 NOISE_AT_ONCE = 256  # n = 16,384 first tokens never become one array
@@ -67,6 +69,7 @@ class Sampler:
     ) -> None:
         self.logprobs_mode = logprobs_mode
         self._mixer = mixer
+        self.run_tasks: RunTasks = in_turn
         self._rows_at_once = rows_at_once
         self._known = KnownSettings()
         self._codes: Memory[Code] = Memory()
@@ -105,7 +108,7 @@ class Sampler:
             words = torch.tensor(columns.integers[[SEED_LOW, SEED_HIGH, CHILD, POSITION]], device=device)
             keys = NoiseKeys(*words[:, :, None])
             noise = block_noise(keys, vocab_size)
-        pieces = []
+        tasks = []
         for start in range(0, len(asked), self._rows_at_once):
             some = slice(start, start + self._rows_at_once)
             own = Columns(columns.integers[:, some], columns.floats[:, some])
@@ -113,9 +116,10 @@ class Sampler:
             raw = [source.take(indices[some]) for source in sources]
             if self._rows_at_once == 1:  # where a row lies must not matter either: sums begin at aligned addresses
                 raw = [row.clone() for row in raw]
-            pieces.append(
-                self._process(raw, self._rows(settings, draws[some], taken), None if noise is None else noise[some])
-            )
+            rows = self._rows(settings, draws[some], taken, vocab_size, device)
+            act = partial(self._process, raw, rows, None if noise is None else noise[some])
+            tasks.append(Task(act, is_bound=settings.has_processors))
+        pieces = self.run_tasks(tasks)
         token_ids = torch.cat([piece.best for piece in pieces])
         if keys is not None:
             blocks = torch.cat([piece.blocks for piece in pieces])
@@ -129,8 +133,16 @@ class Sampler:
             if piece.rows.settings.follows_surprise:
                 self._note_surprises(piece, token_ids[some])
 
-    def _rows(self, settings: Settings, draws: Sequence[Draw], taken: dict[str, list[int]]) -> Rows:
+    def _rows(
+        self,
+        settings: Settings,
+        draws: Sequence[Draw],
+        taken: dict[str, list[int]],
+        vocab_size: int,
+        device: torch.device,
+    ) -> Rows:
         rows = Rows(settings, draws, taken)
+        find_grammatical(rows, vocab_size, device)
         if settings.follows_surprise:  # at first the limit is twice the surprise that is wanted
             rows.limits = [self._limits.recall(draw, 2 * draw.demands.params.mirostat_tau) for draw in draws]
         return rows
