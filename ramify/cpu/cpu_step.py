@@ -1,7 +1,7 @@
 """The device step on a CPU: beside kernels of our own, torch's operators stay on the thread that calls them.
 
-Where rows are many, several threads draw (sampler_threads.py). Logprobs of prompts alone are left to torch's threads:
-they are long, and nothing else waits.
+The sampler has kernels too, and gives its rows to several threads (sampler_operators.py). Logprobs of prompts alone are
+left to torch's threads: they are long, and nothing else waits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ramify.config import LogprobsMode
 from ramify.cpu.library import Library
-from ramify.cpu.sampler_threads import SamplerThreads
+from ramify.cpu.sampler_operators import CpuOperators
 from ramify.device.layers import Layers
 from ramify.device.step import DeviceStep
 from ramify.engine.plan import Plan, Ticket
@@ -38,7 +38,7 @@ class CpuStep(DeviceStep):
         )
         self._library = library
         if library is not None:
-            self.sampler.run_tasks = SamplerThreads(library).run
+            self.sampler.operators = CpuOperators(library)
 
     def launch(self, plan: Plan) -> Ticket:
         # A sum of torch's takes its order from the number of threads: invariant, that is always one.

@@ -43,6 +43,12 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "norm": ([_POINTER] * 2 + [_DOUBLE, _POINTER] + [_LONG] * 3, None),
     # qkv, cosines, sines, query_norm, key_norm, epsilon, slots, pool, rows, heads, kv_heads, head_dim, threads
     "rotate_and_write": ([_POINTER] * 5 + [_DOUBLE] + [_POINTER] * 2 + [_LONG] * 5, None),
+    # logits, stride, scores, rows, vocabulary, threads
+    "block_scores": ([_POINTER, _LONG, _POINTER] + [_LONG] * 3, None),
+    # logits, stride, top_k, top_p, floors, rows, vocabulary, threads
+    "ranked_floors": ([_POINTER, _LONG] + [_POINTER] * 3 + [_LONG] * 3, None),
+    # keys, weights, share, found, rows, count, threads
+    "crossings": ([_POINTER] * 4 + [_LONG] * 3, None),
     # queries, heads, head_dim
     "attention_scratch": ([_LONG] * 3, _LONG),
     # queries, query_stride, pool, out, scores, order, tables, items, num_shared, num_items,
@@ -70,6 +76,9 @@ class Library:
         self.multiply_packed = functions.multiply_packed
         self.norm = functions.norm
         self.rotate_and_write = functions.rotate_and_write
+        self.block_scores = functions.block_scores
+        self.ranked_floors = functions.ranked_floors
+        self.crossings = functions.crossings
         self.attention_scratch = functions.attention_scratch
         self.attend = functions.attend
         self.tile_columns: int = functions.tile_columns()

@@ -36,6 +36,19 @@ static inline Integers nearest_integers(Vector values) {
 #endif
 }
 
+// Whether a comparison came true in some lane.
+static inline bool any(Integers comparison) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)comparison, (__m512i)comparison);
+#elif defined(__AVX__)
+    return _mm256_movemask_ps((__m256)comparison);
+#else
+    bool found = false;
+    for (long lane = 0; lane < WIDTH; ++lane) found |= comparison[lane] != 0;
+    return found;
+#endif
+}
+
 // Lane l of the result is lane l ^ DISTANCE of the argument.
 template <long DISTANCE>
 static inline Vector swapped(Vector values) {

@@ -10,6 +10,7 @@ top-p are put into buckets by size, and only the bucket in which the mass crosse
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -34,11 +35,6 @@ class Filters:
         return Filters(*(None if column is None else column[rows] for column in (self.top_k, self.top_p, self.min_p)))
 
 
-def apply(logits: Tensor, filters: Filters) -> Tensor:
-    """Logits (R, vocabulary) with everything below its row's floor at minus infinity."""
-    return cut_below(logits, floors(logits, filters))
-
-
 def cut_below(logits: Tensor, floor: Tensor) -> Tensor:
     """Logits (R, vocabulary) with what is below their row's floor (R, 1) at minus infinity; others keep their bits."""
     return cut(logits, floor).add_(logits)
@@ -55,19 +51,8 @@ def cut(values: Tensor, floor: Tensor) -> Tensor:
     return F.threshold(above, _LARGEST_BELOW_ZERO, -torch.inf, inplace=True).clamp_max_(0)
 
 
-def floors(logits: Tensor, filters: Filters) -> Tensor:
-    """(R, 1): the smallest logit that stays."""
-    floor = logits.new_full((logits.shape[0], 1), -torch.inf)
-    if filters.top_k is not None or filters.top_p is not None:
-        floor = _ranked_floors(logits, filters)
-    if filters.min_p is not None:
-        likeliest = logits.amax(-1, keepdim=True)
-        # Rounding must not throw out the likeliest itself.
-        floor = torch.maximum(floor, torch.minimum(likeliest, likeliest + filters.min_p.log()[:, None]))
-    return floor
-
-
-def _ranked_floors(logits: Tensor, filters: Filters) -> Tensor:
+def ranked_floors(logits: Tensor, filters: Filters) -> Tensor:
+    """(R, 1): the smallest logit that top-k and top-p leave."""
     vocab_size = logits.shape[1]
     count = 1 if filters.top_p is None else USUALLY_ENOUGH
     if filters.top_k is not None:  # top-p needs the k largest, and one more to see that no further one ties
@@ -83,6 +68,23 @@ def _ranked_floors(logits: Tensor, filters: Filters) -> Tensor:
         likeliest = kept.amax(-1, keepdim=True)
         crossed = crossing(kept, (kept - likeliest).exp_(), filters.top_p[flat])
         floor.index_copy_(0, flat, torch.maximum(floor[flat], crossed))
+    return floor
+
+
+def apply(logits: Tensor, filters: Filters, ranked: Callable[[Tensor, Filters], Tensor] = ranked_floors) -> Tensor:
+    """Logits (R, vocabulary) with everything below its row's floor at minus infinity."""
+    return cut_below(logits, floors(logits, filters, ranked))
+
+
+def floors(logits: Tensor, filters: Filters, ranked: Callable[[Tensor, Filters], Tensor] = ranked_floors) -> Tensor:
+    """(R, 1): the smallest logit that stays; `ranked` finds those of top-k and top-p."""
+    floor = logits.new_full((logits.shape[0], 1), -torch.inf)
+    if filters.top_k is not None or filters.top_p is not None:
+        floor = ranked(logits, filters)
+    if filters.min_p is not None:
+        likeliest = logits.amax(-1, keepdim=True)
+        # Rounding must not throw out the likeliest itself.
+        floor = torch.maximum(floor, torch.minimum(likeliest, likeliest + filters.min_p.log()[:, None]))
     return floor
 
 

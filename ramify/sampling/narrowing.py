@@ -39,7 +39,16 @@ def keep_likely(logits: Tensor, rows: Rows) -> Tensor:
     chosen = rows.settings.filters
     if chosen is None:
         return logits
-    return _act(logits, rows.settings.filtered_rows, lambda own: filters.apply(own, chosen))
+    ranked = rows.operators.ranked_floors
+    return _act(logits, rows.settings.filtered_rows, lambda own: filters.apply(own, chosen, ranked))
+
+
+def keep_typical(logits: Tensor, rows: Rows) -> Tensor:
+    chosen = rows.settings.chosen.get("typical_p")
+    if chosen is None:
+        return logits
+    [share] = chosen.columns
+    return _act(logits, chosen.rows, lambda own: truncation.typical_p(own, share, rows.operators.crossing))
 
 
 def limit_surprise(logits: Tensor, rows: Rows) -> Tensor:
@@ -98,7 +107,7 @@ keep_within_deviations = _rule("top_n_sigma", truncation.top_n_sigma)
 smooth = _rule("smoothing_factor", shaping.smooth)
 TRUNCATIONS: tuple[Filter, ...] = (
     keep_likely,
-    _rule("typical_p", truncation.typical_p),
+    keep_typical,
     _rule("epsilon_cutoff", truncation.epsilon_cutoff),
     _rule("eta_cutoff", truncation.eta_cutoff),
     _rule("top_a", truncation.top_a),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ramify.config import LogprobsMode
 from ramify.engine.plan import NOT_FINITE, Draw, Expansions, StepResult, TokenReport
-from ramify.sampling.draw import PREFIX_LEVEL, block_scores, gumbel, prefix_keys
+from ramify.sampling.draw import PREFIX_LEVEL, gumbel, prefix_keys
 from ramify.sampling.mixing import MixedRows
+from ramify.sampling.operators import Operators
 from ramify.sampling.remaining import Remaining
 from ramify.sampling.settings import Settings
 from ramify.sampling.token_reports import report
@@ -33,6 +34,7 @@ class Rows:
     limits: list[float] = field(default_factory=list)  # of surprise, in bits, where some row follows it (mirostat)
     faults: dict[int, str] = field(default_factory=dict)
     grammatical: dict[int, Tensor] = field(default_factory=dict)  # by row, (vocabulary,): what its grammar allows
+    operators: Operators = field(default_factory=Operators)
     role: int = 0  # whose prompt counts: of two models, the teacher's is 0
 
 
@@ -51,6 +53,7 @@ class Piece:
     alive: Tensor | None  # (R,) whether anything is left to draw, where that could fail
     mixed: MixedRows | None  # where two models were mixed
     remaining: Remaining | None = None  # after filters, where some row asks for it
+    expansions: dict[int, Expansions] = field(default_factory=dict)  # of beams, by row
 
     def tell(self, indices: Sequence[int], token_ids: Tensor, result: StepResult) -> None:
         """Writes logprobs, faults, reports and expansions of its rows into the result."""
@@ -67,9 +70,8 @@ class Piece:
             self._tell_faults(indices, ~self.mixed.mixed.disjoint, NOTHING_IN_COMMON, result)
             for index, told in zip(indices, self.mixed.reports(token_ids[:, None]), strict=True):
                 result.mixtures[index] = told[0]
-        if self.rows.settings.has_beams:
-            for row, expansions in self._expand():
-                result.expansions[indices[row]] = expansions
+        for row, expansions in self.expansions.items():
+            result.expansions[indices[row]] = expansions
         if self.rows.settings.has_reports or self.remaining is not None:
             reports = self._reports(token_ids[:, None])
             for row, draw in enumerate(self.rows.draws):
@@ -83,7 +85,8 @@ class Piece:
     def surprises(self, token_ids: Tensor) -> list[float]:
         """Of token_ids (R,), in bits, by what they were drawn from."""
         assert self.processed is not None, "rows that follow surprise keep what they are drawn from"
-        logprobs = self.processed.gather(1, token_ids[:, None])[:, 0] - self.processed.logsumexp(-1)
+        whole = self.rows.operators.block_scores(self.processed).logsumexp(-1)
+        logprobs = self.processed.gather(1, token_ids[:, None])[:, 0] - whole
         return (-logprobs / math.log(2)).tolist()
 
     def _tell_faults(self, indices: Sequence[int], sound: Tensor, message: str, result: StepResult) -> None:
@@ -119,15 +122,16 @@ class Piece:
             ranked[row] += noise[0]
         return ranked
 
-    def _expand(self) -> Iterator[tuple[int, Expansions]]:
-        """For each beam, its likeliest tokens by the processed distribution, with both logprobs."""
+    def expand(self) -> None:
+        """For each beam, finds its likeliest tokens by the processed distribution, with both logprobs."""
         assert self.processed is not None, "beams keep what they are chosen from"
         beams = [row for row, draw in enumerate(self.rows.draws) if draw.demands.is_search]
         count = max(self.rows.draws[row].demands.num_candidates for row in beams)
         ranked = self._with_noise(self.processed)
         top = ranked.topk(min(count, ranked.shape[1]), dim=-1)
         # Summed in the same way whatever neighbours ask for: a beam's score has the same bits in every batch.
-        whole = self.normaliser if self.processed is self.raw else block_scores(self.processed).logsumexp(-1)
+        scores = self.rows.operators.block_scores
+        whole = self.normaliser if self.processed is self.raw else scores(self.processed).logsumexp(-1)
         keys = (top.values - whole[:, None]).tolist()
         weights = (self.processed.gather(1, top.indices) - whole[:, None]).tolist()
         logprobs = (self.raw.gather(1, top.indices) - self.normaliser[:, None]).tolist()
@@ -138,14 +142,11 @@ class Piece:
             demands = self.rows.draws[row].demands
             own = demands.num_candidates
             num_reported = demands.params.logprobs
-            yield (
-                row,
-                Expansions(
-                    token_ids[row][:own],
-                    logprobs[row][:own],
-                    weights[row][:own],
-                    None if num_reported is None else [told.first(num_reported) for told in reports[row][:own]],
-                    None if mixtures is None else mixtures[row][:own],
-                    keys[row][:own] if demands.is_distinct else None,
-                ),
+            self.expansions[row] = Expansions(
+                token_ids[row][:own],
+                logprobs[row][:own],
+                weights[row][:own],
+                None if num_reported is None else [told.first(num_reported) for told in reports[row][:own]],
+                None if mixtures is None else mixtures[row][:own],
+                keys[row][:own] if demands.is_distinct else None,
             )

@@ -27,14 +27,14 @@ from ramify.engine.plan import Draw, StepResult
 from ramify.sampling.arithmetic import Code, first_code, read, refilled
 from ramify.sampling.columns import CHILD, POSITION, SEED_HIGH, SEED_LOW, Columns
 from ramify.sampling.controls import control, find_grammatical
-from ramify.sampling.draw import NoiseKeys, block_noise, block_scores, choose_tokens, take_blocks
+from ramify.sampling.draw import NoiseKeys, block_noise, choose_tokens, take_blocks
 from ramify.sampling.memory import Memory
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.narrowing import BENDS, BENDS_OF_MIXTURES, FILTERS, FILTERS_OF_MIXTURES
+from ramify.sampling.operators import Operators, Task
 from ramify.sampling.piece import Piece, Rows
 from ramify.sampling.remaining import Remaining
 from ramify.sampling.settings import KnownSettings, Settings
-from ramify.sampling.tasks import RunTasks, Task, in_turn
 
 ROWS_AT_ONCE = 8  # some 2 MB at a time
 NOISE_AT_ONCE = 256  # n = 16,384 first tokens never become one array
@@ -69,7 +69,7 @@ class Sampler:
     ) -> None:
         self.logprobs_mode = logprobs_mode
         self._mixer = mixer
-        self.run_tasks: RunTasks = in_turn
+        self.operators = Operators()
         self._rows_at_once = rows_at_once
         self._known = KnownSettings()
         self._codes: Memory[Code] = Memory()
@@ -108,7 +108,7 @@ class Sampler:
             words = torch.tensor(columns.integers[[SEED_LOW, SEED_HIGH, CHILD, POSITION]], device=device)
             keys = NoiseKeys(*words[:, :, None])
             noise = block_noise(keys, vocab_size)
-        tasks = []
+        tasks: list[Task[Piece]] = []
         for start in range(0, len(asked), self._rows_at_once):
             some = slice(start, start + self._rows_at_once)
             own = Columns(columns.integers[:, some], columns.floats[:, some])
@@ -119,7 +119,7 @@ class Sampler:
             rows = self._rows(settings, draws[some], taken, vocab_size, device)
             act = partial(self._process, raw, rows, None if noise is None else noise[some])
             tasks.append(Task(act, is_bound=settings.has_processors))
-        pieces = self.run_tasks(tasks)
+        pieces = self.operators.run(tasks)
         token_ids = torch.cat([piece.best for piece in pieces])
         if keys is not None:
             blocks = torch.cat([piece.blocks for piece in pieces])
@@ -141,7 +141,7 @@ class Sampler:
         vocab_size: int,
         device: torch.device,
     ) -> Rows:
-        rows = Rows(settings, draws, taken)
+        rows = Rows(settings, draws, taken, operators=self.operators)
         find_grammatical(rows, vocab_size, device)
         if settings.follows_surprise:  # at first the limit is twice the surprise that is wanted
             rows.limits = [self._limits.recall(draw, 2 * draw.demands.params.mirostat_tau) for draw in draws]
@@ -179,7 +179,7 @@ class Sampler:
             is_first = torch.tensor([draw.position == 0 for draw in rows.draws], device=theta.device)
             mixed = self._mixer.mix(teacher, theta, settings.temperatures, is_first)
             raw = kept = mixed.logits
-        scores = block_scores(raw)
+        scores = self.operators.block_scores(raw)
         normaliser = scores.logsumexp(-1)
         best = kept.argmax(-1) if settings.has_greedy else torch.zeros_like(normaliser, dtype=torch.long)
         uncut = kept
@@ -195,13 +195,13 @@ class Sampler:
             best = self._read_codes(kept, rows, best)
         if noise is not None:
             if kept is not raw:
-                scores = block_scores(kept)
+                scores = self.operators.block_scores(kept)
             blocks = (scores + noise).argmax(-1)
             inside = take_blocks(kept, blocks)
         keeps = (
             settings.has_beams or settings.follows_surprise or (self.logprobs_mode != "raw" and settings.has_reports)
         )
-        return Piece(
+        piece = Piece(
             rows=rows,
             normaliser=normaliser,
             best=best,
@@ -214,6 +214,9 @@ class Sampler:
             mixed=mixed,
             remaining=Remaining.of(uncut, kept, settings.is_greedy, best) if settings.has_kept else None,
         )
+        if settings.has_beams:
+            piece.expand()
+        return piece
 
 
 def _waves(asked: list[Asked]) -> list[list[Asked]]:

@@ -16,11 +16,13 @@ ask for (R,). The likeliest token always stays (but for xtc, whose point is to r
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ramify.sampling.filters import crossing, cut
+from ramify.sampling import filters
+from ramify.sampling.filters import cut
 
 
 def top_n_sigma(logits: Tensor, n: Tensor) -> Tensor:
@@ -29,7 +31,9 @@ def top_n_sigma(logits: Tensor, n: Tensor) -> Tensor:
     return cut(below, -n[:, None] * _deviation(below)).add_(logits)
 
 
-def typical_p(logits: Tensor, p: Tensor) -> Tensor:
+def typical_p(
+    logits: Tensor, p: Tensor, crossing: Callable[[Tensor, Tensor, Tensor], Tensor] = filters.crossing
+) -> Tensor:
     """Locally typical sampling (Meister et al. 2022, https://arxiv.org/abs/2202.00666)."""
     logprobs = logits.log_softmax(-1)
     probabilities = logprobs.exp()

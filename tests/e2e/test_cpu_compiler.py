@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import time
 from pathlib import Path
 
@@ -16,8 +15,9 @@ from ramify.cpu.compiler import NoCompilerError, compiled
 from ramify.cpu.instructions import NATIVE, PLAIN
 from ramify.cpu.library import Library, load
 from tests.conftest import CheckpointMaker
+from tests.native import needs_compiler
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="no g++ here")
+pytestmark = needs_compiler
 
 
 @pytest.fixture

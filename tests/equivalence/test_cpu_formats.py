@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +26,10 @@ from ramify.models.weights import EMBEDDING
 from tests.conftest import CheckpointMaker
 from tests.drawn_products import DrawnProduct, drawn_products, product_of
 from tests.equivalence.test_cpu_kernels import library  # noqa: F401 - a fixture
+from tests.native import needs_compiler
 from tests.quantised import EVERY_FORMAT, stored, write_model
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="no g++ here")
+pytestmark = needs_compiler
 STEPS = {name: max(each.block_size, 1) for name, each in EVERY_FORMAT.items()}
 
 

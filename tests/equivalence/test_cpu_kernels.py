@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,8 +19,7 @@ from hypothesis import strategies as st
 from ramify import LLM, ModelConfig, SamplingParams
 from ramify.cpu import cores
 from ramify.cpu.cpu_layers import CpuLayers
-from ramify.cpu.instructions import AVX2, NATIVE, PLAIN, InstructionSet, processor_flags
-from ramify.cpu.library import Library, load
+from ramify.cpu.library import Library
 from ramify.cpu.panels import Ending, PanelPacking, Product
 from ramify.device.layers import Batch, Layers, TorchLayers
 from ramify.device.pool import KVPool
@@ -35,17 +32,14 @@ from ramify.models.loader import ModelLoader
 from ramify.models.stored import StoredTensor
 from tests.attention_truth import NONE_SHARED, reads_of
 from tests.conftest import CheckpointMaker
+from tests.native import EVERY_SET, library_for, needs_compiler
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="no g++ here")
+pytestmark = needs_compiler
 
 
-@pytest.fixture(scope="module", params=[NATIVE, AVX2, PLAIN], ids=lambda instructions: instructions.name)
+@pytest.fixture(scope="module", params=EVERY_SET, ids=lambda instructions: instructions.name)
 def library(request: pytest.FixtureRequest) -> Library:
-    """Vectors of 16, 8 and 4 numbers, where the machine has them."""
-    instructions: InstructionSet = request.param
-    if instructions is not NATIVE and (platform.machine() != "x86_64" or not instructions.needs <= processor_flags()):
-        pytest.skip(f"this machine cannot run {instructions.title}")
-    return load(lambda _: None, instructions)
+    return library_for(request.param)
 
 
 # -- products ------------------------------------------------------------------------------------------------

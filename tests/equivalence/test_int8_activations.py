@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,10 @@ from ramify.models.stored import StoredTensor
 from tests.conftest import CheckpointMaker
 from tests.drawn_products import DrawnProduct, drawn_products, product_of
 from tests.equivalence.test_cpu_kernels import library  # noqa: F401 - a fixture
+from tests.native import needs_compiler
 from tests.quantised import stored, write_model
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="no g++ here")
+pytestmark = needs_compiler
 
 
 def _as_integers(x: Tensor) -> Tensor:

@@ -14,14 +14,18 @@ import torch
 from torch import Tensor
 
 from ramify import FinishReason, SamplingParams
+from ramify.cpu.instructions import NATIVE
+from ramify.cpu.sampler_operators import CpuOperators
 from ramify.engine.demands import Demands
 from ramify.engine.plan import Draw, TokenReport
 from ramify.sampling import filters, pipeline
 from ramify.sampling.filters import Filters
+from ramify.sampling.operators import Operators
 from ramify.sampling.piece import NOTHING_LEFT
 from ramify.sampling.pipeline import Sampler, Source
 from tests.drive import finish
 from tests.fake import fake_engine
+from tests.native import library_for, needs_compiler
 from tests.reference_sampler import NEVER, ReferenceRow, reference_filters, reference_row
 
 # 300 and 1,000 are more than the 256 values that filters look at first; 49,152 is the default model's vocabulary.
@@ -177,7 +181,14 @@ def kept(logits: Sequence[float]) -> set[int]:
     return {token_id for token_id, value in enumerate(logits) if value > NEVER}
 
 
-def test_filters_keep_what_the_reference_keeps(record_property: Callable[[str, object], None]) -> None:
+@pytest.fixture(params=["torch", pytest.param("kernels", marks=needs_compiler)])
+def operators(request: pytest.FixtureRequest) -> Operators:
+    return Operators() if request.param == "torch" else CpuOperators(library_for(NATIVE))
+
+
+def test_filters_keep_what_the_reference_keeps(
+    operators: Operators, record_property: Callable[[str, object], None]
+) -> None:
     numbers = random.Random(11)
     rows = undecided = 0
     for size, count in ROWS_OF_VOCABULARY.items():
@@ -194,7 +205,7 @@ def test_filters_keep_what_the_reference_keeps(record_property: Callable[[str, o
             )
             tensor = torch.tensor(logits)
             before = tensor.clone()
-            filtered = filters.apply(tensor, chosen)
+            filtered = filters.apply(tensor, chosen, operators.ranked_floors)
             assert torch.equal(tensor, before), "the logits are not the filters' to change"
             for row, (values, options) in enumerate(zip(logits, asked, strict=True)):
                 largest = max(abs(value) for value in values if value > -1e29)
@@ -211,9 +222,12 @@ def test_filters_keep_what_the_reference_keeps(record_property: Callable[[str, o
     assert undecided <= 20
 
 
-def test_the_whole_pipeline_keeps_what_the_reference_keeps(record_property: Callable[[str, object], None]) -> None:
+def test_the_whole_pipeline_keeps_what_the_reference_keeps(
+    operators: Operators, record_property: Callable[[str, object], None]
+) -> None:
     """Every row of a batch has parameters of its own; what was drawn from is reported whole."""
     sampler = Sampler("processed")
+    sampler.operators = operators
     rows = undecided = empty = greedy = 0
     for size, cases in batches(5):
         logits = torch.tensor([case.logits for case in cases])
@@ -247,13 +261,14 @@ def test_the_whole_pipeline_keeps_what_the_reference_keeps(record_property: Call
 
 
 @pytest.mark.parametrize("size", [300, 1_000])
-def test_a_row_meets_the_same_fate_whatever_stands_beside_it(size: int) -> None:
+def test_a_row_meets_the_same_fate_whatever_stands_beside_it(size: int, operators: Operators) -> None:
     """Settings are kept as tensors while rows stay the same: a wrong memory would show when they move."""
     numbers = random.Random(size)
     cases = [random_case(numbers, size) for _ in range(BATCH)]
     draws = [case.draw(row, seed=row) for row, case in enumerate(cases)]
     logits = torch.tensor([case.logits for case in cases])
     sampler = Sampler("processed")
+    sampler.operators = operators
     together = sampler.sample([Source(logits, range(BATCH))], draws)
     for _ in range(4):
         order = numbers.sample(range(BATCH), numbers.randint(1, BATCH))

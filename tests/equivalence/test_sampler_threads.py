@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-import shutil
 import subprocess
 import sys
 import threading
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -15,16 +15,19 @@ import torch
 from torch import Tensor
 
 from ramify import SamplingParams
-from ramify.cpu.library import Library, load
+from ramify.cpu.instructions import NATIVE
+from ramify.cpu.library import Library
 from ramify.cpu.sampler_threads import SamplerThreads
 from ramify.engine.demands import Demands
 from ramify.engine.plan import Draw, StepResult
+from ramify.sampling.operators import Operators, Task
 from ramify.sampling.piece import Piece
 from ramify.sampling.pipeline import Sampler, Source
-from ramify.sampling.tasks import Task
+from tests.native import library_for, needs_compiler
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="no g++ here")
+pytestmark = needs_compiler
 
+T = TypeVar("T")
 VOCABULARY, ROWS = 1_500, 43
 WAYS: list[dict[str, Any]] = [
     {},
@@ -42,7 +45,17 @@ WAYS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def library() -> Library:
-    return load(lambda _: None)
+    return library_for(NATIVE)
+
+
+class Shared(Operators):
+    """Torch's operators, on threads."""
+
+    def __init__(self, threads: SamplerThreads) -> None:
+        self._threads = threads
+
+    def run(self, tasks: Sequence[Task[T]]) -> list[T]:
+        return self._threads.run(tasks)
 
 
 @pytest.fixture
@@ -76,7 +89,7 @@ def _sample(sampler: Sampler, seed: int, draws: list[Draw]) -> StepResult:
 @pytest.mark.parametrize("seed", range(6))
 def test_the_same_is_drawn_and_told(threads: SamplerThreads, seed: int) -> None:
     in_turn, shared = Sampler("both"), Sampler("both")
-    shared.run_tasks = threads.run
+    shared.operators = Shared(threads)
     by_step = [_draws(seed, step) for step in range(3)]
     for step in (1, 2):  # what draws remember goes by their demands
         by_step[step] = [
@@ -95,7 +108,7 @@ def test_callers_processors_run_on_the_thread_that_asks(threads: SamplerThreads)
         return logits
 
     sampler = Sampler()
-    sampler.run_tasks = threads.run
+    sampler.operators = Shared(threads)
     for seed in range(5):
         _sample(sampler, seed, _draws(seed, 0, logits_processors=[note]))
     assert seen == {threading.get_ident()}
@@ -137,7 +150,7 @@ def test_a_forked_process_does_not_wait_for_threads_that_it_has_not() -> None:
         "import os, sys, torch\n"
         "from ramify.cpu.library import load\n"
         "from ramify.cpu.sampler_threads import SamplerThreads\n"
-        "from ramify.sampling.tasks import Task\n"
+        "from ramify.sampling.operators import Task\n"
         "from ramify.cpu.library import Library\n"
         "Library.threads = 3\n"
         "threads = SamplerThreads(load(print))\n"
@@ -156,5 +169,5 @@ def test_a_forked_process_does_not_wait_for_threads_that_it_has_not() -> None:
 def test_one_thread_asks_nobody(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Library, "threads", 1)
     alone = SamplerThreads(library)
-    assert alone.run([Task(lambda: None, is_bound=False)] * 4) == [None] * 4  # type: ignore[arg-type,return-value]
+    assert alone.run([Task(lambda: None, is_bound=False)] * 4) == [None] * 4
     assert alone._executor is None

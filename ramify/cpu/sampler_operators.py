@@ -1,0 +1,77 @@
+"""The sampler's passes over whole rows by kernels (logits.cpp), and its tasks on several threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ramify.cpu.library import Library
+from ramify.cpu.sampler_threads import SamplerThreads
+from ramify.sampling.draw import BLOCK
+from ramify.sampling.filters import Filters
+from ramify.sampling.operators import Operators, Task
+
+T = TypeVar("T")
+
+
+class CpuOperators(Operators):
+    def __init__(self, library: Library) -> None:
+        self._library, self._threads = library, SamplerThreads(library)
+
+    def run(self, tasks: Sequence[Task[T]]) -> list[T]:
+        return self._threads.run(tasks)
+
+    def block_scores(self, logits: Tensor) -> Tensor:
+        logits = _in_rows(logits)
+        rows, vocab_size = logits.shape
+        scores = logits.new_empty(rows, -(-vocab_size // BLOCK))
+        self._library.block_scores(
+            logits.data_ptr(), logits.stride(0), scores.data_ptr(), rows, vocab_size, self._threads.for_a_call
+        )
+        return scores
+
+    def ranked_floors(self, logits: Tensor, asked: Filters) -> Tensor:
+        logits = _in_rows(logits)
+        rows, vocab_size = logits.shape
+        top_k, top_p = asked.top_k, asked.top_p
+        if top_k is None:
+            top_k = torch.full((rows,), vocab_size)
+        if top_p is None:
+            top_p = logits.new_ones(rows)
+        top_k, top_p = top_k.contiguous(), top_p.contiguous()
+        floors = logits.new_empty(rows, 1)
+        self._library.ranked_floors(
+            logits.data_ptr(),
+            logits.stride(0),
+            top_k.data_ptr(),
+            top_p.data_ptr(),
+            floors.data_ptr(),
+            rows,
+            vocab_size,
+            self._threads.for_a_call,
+        )
+        return floors
+
+    def crossing(self, keys: Tensor, weights: Tensor, share: Tensor) -> Tensor:
+        keys, weights, share = keys.contiguous(), weights.contiguous(), share.contiguous()
+        rows, count = keys.shape
+        found = keys.new_empty(rows, 1)
+        self._library.crossings(
+            keys.data_ptr(),
+            weights.data_ptr(),
+            share.data_ptr(),
+            found.data_ptr(),
+            rows,
+            count,
+            self._threads.for_a_call,
+        )
+        return found
+
+
+def _in_rows(logits: Tensor) -> Tensor:
+    """Rows may lie anywhere, or be one and the same; the numbers of a row lie side by side."""
+    assert logits.dtype == torch.float32, "logits are float32"
+    return logits if logits.stride(1) == 1 else logits.contiguous()
