@@ -49,16 +49,17 @@ def refilled(code: Code, draw: Draw) -> Code:
 
 def read(logits: Tensor, codes: list[Code]) -> tuple[list[int], list[Code]]:
     """The tokens that codes fall into by softmax of logits (R, vocabulary), and the codes for the next ones."""
-    probabilities = logits.double().softmax(-1)
+    probabilities = logits.softmax(-1, dtype=torch.float64)
     ends = probabilities.cumsum(-1)
     wanted = torch.tensor([code.value for code in codes], dtype=torch.float64, device=logits.device)[:, None]
     # Sums may end a little off 1: codes are stretched to what they really reach.
     wanted = wanted * ends[:, -1:]
     tokens = torch.searchsorted(ends, wanted, right=True).clamp_max(logits.shape[1] - 1)
-    # The last that can be drawn, should rounding put a code behind it; never one of no probability.
-    possible = (probabilities > 0) * torch.arange(logits.shape[1], device=logits.device)
-    tokens = torch.minimum(tokens, possible.amax(-1, keepdim=True))
     own = probabilities.gather(1, tokens)
+    if bool((own == 0).any()):  # rounding put a code behind the last that can be drawn
+        possible = (probabilities > 0) * torch.arange(logits.shape[1], device=logits.device)
+        tokens = torch.minimum(tokens, possible.amax(-1, keepdim=True))
+        own = probabilities.gather(1, tokens)
     inside = ((wanted - (ends.gather(1, tokens) - own)) / own).clamp(0.0, LARGEST_CODE)
     following = [
         Code(value, code.step / max(share, LEAST_SHARE))

@@ -12,9 +12,8 @@ def dynamic_temperature(logits: Tensor, temperature: Tensor, reach: Tensor, expo
     temperature - reach + 2 * reach * (entropy / log of the number of tokens that can be drawn) ^ exponent
     """
     logprobs = logits.log_softmax(-1)
-    entropy = -(logprobs.exp() * logprobs.clamp_min(-1e30)).sum(-1)
-    most = (logits > -torch.inf).sum(-1).clamp_min(2).float().log()
-    share = (entropy / most).clamp(0, 1) ** exponent
+    most = num_possible(logits).clamp_min(2).float().log()
+    share = (entropy(logprobs, logprobs.exp()) / most)[:, 0].clamp(0, 1) ** exponent
     return temperature - reach + 2 * reach * share
 
 
@@ -22,3 +21,15 @@ def smooth(logits: Tensor, factor: Tensor) -> Tensor:
     """Quadratic sampling: largest - factor * (largest - l)^2. The likely draw together, the unlikely fall away."""
     largest = logits.amax(-1, keepdim=True)
     return largest - factor[:, None] * (largest - logits).square()
+
+
+def entropy(logprobs: Tensor, probabilities: Tensor) -> Tensor:
+    """(R, 1) in nats; what cannot be drawn contributes nothing."""
+    return -(logprobs.clamp_min(-1e30).mul_(probabilities)).sum(-1, keepdim=True)
+
+
+def num_possible(logits: Tensor) -> Tensor:
+    """(R, 1): how many tokens can be drawn."""
+    if bool((logits.amin(-1) > -torch.inf).all()):  # known from one quick pass, where nothing was left out
+        return torch.full((len(logits), 1), logits.shape[1], device=logits.device)
+    return (logits > -torch.inf).sum(-1, keepdim=True)

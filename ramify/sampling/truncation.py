@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ramify.sampling import filters
 from ramify.sampling.filters import cut
+from ramify.sampling.shaping import entropy, num_possible
 
 
 def top_n_sigma(logits: Tensor, n: Tensor) -> Tensor:
@@ -38,7 +39,7 @@ def typical_p(
     logprobs = logits.log_softmax(-1)
     probabilities = logprobs.exp()
     # How near a surprise, -logprob, is to its mean: 0 is nearest.
-    nearness = (_entropy(logprobs, probabilities) + logprobs).abs_().neg_()
+    nearness = (entropy(logprobs, probabilities) + logprobs).abs_().neg_()
     return cut(nearness, crossing(nearness, probabilities, p)).add_(logits)
 
 
@@ -51,7 +52,7 @@ def eta_cutoff(logits: Tensor, eta: Tensor) -> Tensor:
     """Of the same paper: where the model is unsure, less is asked for."""
     logprobs = logits.log_softmax(-1)
     limit = eta.log()[:, None]
-    return _at_least(logits, logprobs, torch.minimum(limit, 0.5 * limit - _entropy(logprobs, logprobs.exp())))
+    return _at_least(logits, logprobs, torch.minimum(limit, 0.5 * limit - entropy(logprobs, logprobs.exp())))
 
 
 def top_a(logits: Tensor, a: Tensor) -> Tensor:
@@ -74,24 +75,20 @@ def mirostat(logits: Tensor, limit: Tensor) -> Tensor:
 def xtc(logits: Tensor, threshold: Tensor) -> Tensor:
     """Exclude top choices: if several tokens reach the threshold, all but the least likely of them go."""
     logprobs = logits.log_softmax(-1)
-    reaches = (logprobs >= threshold.log()[:, None]) & (logprobs > -torch.inf)  # a threshold of 0 is reached by all
-    least = logprobs.masked_fill(~reaches, torch.inf).amin(-1, keepdim=True)
-    return logits.masked_fill(logprobs > least, -torch.inf)
+    # Whatever does not reach the threshold, or cannot be drawn, is as far from being the least likely as can be.
+    reaching = (logprobs - cut(logprobs, threshold.log()[:, None])).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    least = reaching.amin(-1, keepdim=True)
+    return cut(-logprobs, -least).add_(logits)
 
 
 def _deviation(below: Tensor) -> Tensor:
     """(R, 1): the standard deviation of what can be drawn."""
-    if bool((below.amin(-1) > -torch.inf).all()):  # nothing was left out, so there is nothing to step over
-        return (below - below.mean(-1, keepdim=True)).square_().mean(-1, keepdim=True).sqrt_()
+    count = num_possible(below)
+    if bool((count == below.shape[1]).all()):  # nothing to step over
+        return (below - below.sum(-1, keepdim=True) / count).square_().sum(-1, keepdim=True).div_(count).sqrt_()
     possible = below > -torch.inf
-    count = possible.sum(-1, keepdim=True)
     mean = below.masked_fill(~possible, 0.0).sum(-1, keepdim=True) / count
     return ((below - mean).square_().masked_fill_(~possible, 0.0).sum(-1, keepdim=True) / count).sqrt_()
-
-
-def _entropy(logprobs: Tensor, probabilities: Tensor) -> Tensor:
-    """(R, 1) in nats; what cannot be drawn contributes nothing."""
-    return -(logprobs.clamp_min(-1e30).mul_(probabilities)).sum(-1, keepdim=True)
 
 
 def _at_least(logits: Tensor, logprobs: Tensor, smallest: Tensor) -> Tensor:
