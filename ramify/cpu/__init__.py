@@ -14,5 +14,6 @@ device/torch_attention.py).
     cores.py              how many threads               threads.cpp (chunks that threads share)
     cpu_layers.py         a decoder, layer by layer      rows.cpp (norms, rotary positions, writing keys and values)
                                                          vectors.h (what all of them are made of)
-    sampler_operators.py  the sampler's passes over rows     logits.cpp; sampler_threads.py (some rows on each thread)
+    sampler_operators.py  the sampler's passes over rows     logits.cpp, noise.cpp
+    sampler_threads.py    some of its rows on each thread
 """

@@ -49,6 +49,8 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "ranked_floors": ([_POINTER, _LONG] + [_POINTER] * 3 + [_LONG] * 3, None),
     # keys, weights, share, found, rows, count, threads
     "crossings": ([_POINTER] * 4 + [_LONG] * 3, None),
+    # seed_low, seed_high, child, position, first, level, noise, rows, count, threads
+    "gumbel": ([_POINTER] * 5 + [_LONG, _POINTER] + [_LONG] * 3, None),
     # queries, heads, head_dim
     "attention_scratch": ([_LONG] * 3, _LONG),
     # queries, query_stride, pool, out, scores, order, tables, items, num_shared, num_items,
@@ -79,6 +81,7 @@ class Library:
         self.block_scores = functions.block_scores
         self.ranked_floors = functions.ranked_floors
         self.crossings = functions.crossings
+        self.gumbel = functions.gumbel
         self.attention_scratch = functions.attention_scratch
         self.attend = functions.attend
         self.tile_columns: int = functions.tile_columns()

@@ -1,4 +1,4 @@
-"""The sampler's passes over whole rows by kernels (logits.cpp), and its tasks on several threads."""
+"""The sampler's passes over whole rows by kernels (logits.cpp, noise.cpp), and its tasks on several threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ramify.cpu.library import Library
 from ramify.cpu.sampler_threads import SamplerThreads
-from ramify.sampling.draw import BLOCK
+from ramify.sampling.draw import BLOCK, NoiseKeys
 from ramify.sampling.filters import Filters
 from ramify.sampling.operators import Operators, Task
 
@@ -23,6 +23,15 @@ class CpuOperators(Operators):
 
     def run(self, tasks: Sequence[Task[T]]) -> list[T]:
         return self._threads.run(tasks)
+
+    def gumbel(self, keys: NoiseKeys, first: Tensor, count: int, level: int) -> Tensor:
+        words = [word.contiguous() for word in (keys.seed_low, keys.seed_high, keys.child, keys.position, first)]
+        rows = len(first)
+        noise = torch.empty(rows, count)
+        self._library.gumbel(
+            *(word.data_ptr() for word in words), level, noise.data_ptr(), rows, count, self._threads.for_a_call
+        )
+        return noise
 
     def block_scores(self, logits: Tensor) -> Tensor:
         logits = _in_rows(logits)

@@ -11,7 +11,7 @@ computed, whatever else is in the batch.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -48,6 +48,9 @@ class NoiseKeys:
         """From (seed, child, position) of each row."""
         words = [noise_words(*row) for row in rows]
         return cls(*torch.tensor(words, dtype=torch.int64, device=device).view(-1, 4, 1).unbind(1))
+
+
+NoiseOf = Callable[[NoiseKeys, Tensor, int, int], Tensor]  # keys, first (R, 1), count, level -> (R, count)
 
 
 def noise_words(seed: int, child: int, position: int) -> tuple[int, int, int, int]:
@@ -111,9 +114,9 @@ def gumbel(keys: NoiseKeys, first: Tensor, count: int, level: int) -> Tensor:
     return -torch.log(-torch.log(1.0 - uniform)).float()
 
 
-def block_noise(keys: NoiseKeys, vocab_size: int) -> Tensor:
+def block_noise(keys: NoiseKeys, vocab_size: int, noise_of: NoiseOf = gumbel) -> Tensor:
     """(R, blocks): one number for every block of each row."""
-    return gumbel(keys, torch.zeros_like(keys.child), -(-vocab_size // BLOCK), BLOCK_LEVEL)
+    return noise_of(keys, torch.zeros_like(keys.child), -(-vocab_size // BLOCK), BLOCK_LEVEL)
 
 
 def block_scores(logits: Tensor) -> Tensor:
@@ -127,10 +130,10 @@ def take_blocks(logits: Tensor, blocks: Tensor) -> Tensor:
     return _in_blocks(logits)[rows, blocks]
 
 
-def choose_tokens(inside: Tensor, blocks: Tensor, keys: NoiseKeys) -> Tensor:
+def choose_tokens(inside: Tensor, blocks: Tensor, keys: NoiseKeys, noise_of: NoiseOf = gumbel) -> Tensor:
     """The second level: token ids (R,) from the logits (R, 256) of the chosen blocks."""
     first = blocks[:, None] * BLOCK
-    return first[:, 0] + (inside + gumbel(keys, first, BLOCK, TOKEN_LEVEL)).argmax(-1)
+    return first[:, 0] + (inside + noise_of(keys, first, BLOCK, TOKEN_LEVEL)).argmax(-1)
 
 
 def draw(logits: Tensor, keys: NoiseKeys) -> Tensor:

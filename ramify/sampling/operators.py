@@ -1,4 +1,4 @@
-"""What the sampler asks of whole rows of logits, by torch's operators; a device may have something faster.
+"""What the sampler asks of whole rows, by torch's operators; a device may have something faster.
 
 It may also take several tasks at a time, each a few rows on their way.
 """
@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from ramify.sampling.draw import block_scores
+from ramify.sampling.draw import NoiseKeys, block_scores, gumbel
 from ramify.sampling.filters import Filters, crossing, ranked_floors
 
 T = TypeVar("T")
@@ -26,6 +26,10 @@ class Task(NamedTuple, Generic[T]):
 class Operators:
     def run(self, tasks: Sequence[Task[T]]) -> list[T]:
         return [task.process() for task in tasks]
+
+    def gumbel(self, keys: NoiseKeys, first: Tensor, count: int, level: int) -> Tensor:
+        """(R, count): noise for ids first .. first + count of each row; first (R, 1) is a multiple of 4."""
+        return gumbel(keys, first, count, level)
 
     def block_scores(self, logits: Tensor) -> Tensor:
         """(R, vocabulary) -> (R, blocks): the log-sum-exp of every block of the draw's first level."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ramify.config import LogprobsMode
 from ramify.engine.plan import NOT_FINITE, Draw, Expansions, StepResult, TokenReport
-from ramify.sampling.draw import PREFIX_LEVEL, gumbel, prefix_keys
+from ramify.sampling.draw import PREFIX_LEVEL, prefix_keys
 from ramify.sampling.mixing import MixedRows
 from ramify.sampling.operators import Operators
 from ramify.sampling.remaining import Remaining
@@ -118,7 +118,7 @@ class Piece:
         for row in rows:
             draw = self.rows.draws[row]
             keys = prefix_keys(draw.demands.seed, [draw.output], processed.device)
-            noise = gumbel(keys, torch.zeros_like(keys.child), processed.shape[1], PREFIX_LEVEL)
+            noise = self.rows.operators.gumbel(keys, torch.zeros_like(keys.child), processed.shape[1], PREFIX_LEVEL)
             ranked[row] += noise[0]
         return ranked
 

@@ -107,7 +107,7 @@ class Sampler:
         if any(draw.demands.is_random for draw in draws):
             words = torch.tensor(columns.integers[[SEED_LOW, SEED_HIGH, CHILD, POSITION]], device=device)
             keys = NoiseKeys(*words[:, :, None])
-            noise = block_noise(keys, vocab_size)
+            noise = block_noise(keys, vocab_size, self.operators.gumbel)
         tasks: list[Task[Piece]] = []
         for start in range(0, len(asked), self._rows_at_once):
             some = slice(start, start + self._rows_at_once)
@@ -123,7 +123,8 @@ class Sampler:
         token_ids = torch.cat([piece.best for piece in pieces])
         if keys is not None:
             blocks = torch.cat([piece.blocks for piece in pieces])
-            drawn = choose_tokens(torch.cat([piece.inside for piece in pieces]), blocks, keys)
+            inside = torch.cat([piece.inside for piece in pieces])
+            drawn = choose_tokens(inside, blocks, keys, self.operators.gumbel)
             token_ids = torch.where(torch.cat([piece.rows.settings.is_raced for piece in pieces]), drawn, token_ids)
         for index, token_id in zip(indices, token_ids.tolist(), strict=True):
             result.token_ids[index] = token_id

@@ -1,4 +1,4 @@
-"""The sampler's kernels against torch's operators and against float64: borders, ties, extremes, and their bits."""
+"""The sampler's kernels against torch's operators and float64: sums, noise, borders, ties, extremes, and their bits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ramify.cpu.library import Library
 from ramify.cpu.sampler_operators import CpuOperators
-from ramify.sampling.draw import block_scores
+from ramify.sampling.draw import NoiseKeys, block_scores, gumbel
 from ramify.sampling.filters import Filters
 from tests.native import EVERY_SET, library_for, needs_compiler
 
@@ -94,6 +94,34 @@ def test_a_row_has_the_same_bits_on_any_number_of_threads(
     for scores, floors in found[1:]:
         assert torch.equal(scores, found[0][0])
         assert torch.equal(floors, found[0][1])
+
+
+# -- noise -------------------------------------------------------------------------------------------------------
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(-(2**63), 2**64 - 1), st.integers(0, 2**14), st.integers(0, 2**20)), min_size=1
+    ),
+    count=st.sampled_from([1, 3, 192, 256, 1_000]),
+    level=st.integers(0, 4),
+    block=st.integers(0, 10**6),
+)
+def test_noise_has_the_words_of_torch(
+    operators: CpuOperators, rows: list[tuple[int, int, int]], count: int, level: int, block: int
+) -> None:
+    keys = NoiseKeys.of(rows, torch.device("cpu"))
+    first = torch.full((len(rows), 1), 4 * block)
+    noise = operators.gumbel(keys, first, count, level)
+    # Logarithms of two libraries may differ in the last bit of float64, and once in a long while of float32.
+    torch.testing.assert_close(noise, gumbel(keys, first, count, level), rtol=1e-6, atol=1e-7)
+
+
+def test_noise_is_the_same_but_for_the_rarest_rounding(operators: CpuOperators) -> None:
+    keys = NoiseKeys.of([(seed, 1, 2) for seed in range(200)], torch.device("cpu"))
+    first = torch.zeros(200, 1, dtype=torch.int64)
+    differing = operators.gumbel(keys, first, 5_000, 0) != gumbel(keys, first, 5_000, 0)
+    assert int(differing.sum()) <= 2
 
 
 # -- borders -----------------------------------------------------------------------------------------------------
