@@ -8,11 +8,13 @@ device/torch_attention.py).
     compiler.py           sources -> a library in the user's cache
     prebuilt.py           sources -> libraries in a wheel
     library.py            the library's functions, with types
-    panels.py             weights in panels              products.cpp, panel_tiles.h, formats.h
+    structures.py         what they read in one piece
+    panels.py             weights in panels              products.cpp, products.h, panel_tiles.h, formats.h
                                                          fixed_tiles.h, int8_tiles.h, byte_products.h
-    attention_items.py    a step's list of work          attention.cpp, attention_one.h, attention_many.h
+    attention_items.py    a step's list of work          attention.cpp, attention.h, attention_one.h, attention_many.h
     cores.py              how many threads               threads.cpp (chunks that threads share)
-    cpu_layers.py         a decoder, layer by layer      rows.cpp (norms, rotary positions, writing keys and values)
+    cpu_layers.py         a decoder's forward pass       layers.cpp, rows.cpp (norms, rotary positions, writing
+                                                         keys and values)
                                                          vectors.h (what all of them are made of)
     sampler_operators.py  the sampler's passes over rows     logits.cpp, noise.cpp
     sampler_threads.py    some of its rows on each thread

@@ -49,3 +49,10 @@ struct AttentionData {
         }
     }
 };
+
+// queries (rows, heads, head_dim) `query_stride` apart, pool (slots, 2, kv_heads, head_dim) -> out (rows, heads,
+// head_dim) and scores (rows, heads), the log2 of the sum of 2^score. Items [0, num_shared) are done before all others.
+extern "C" void attend(const float* queries, long query_stride, const float* pool, float* out, float* scores,
+                       const int64_t* order, const int64_t* tables, const int64_t* items, long num_shared,
+                       long num_items, long heads, long kv_heads, long head_dim, long block_size, float* scratch,
+                       long scratch_size, long threads);

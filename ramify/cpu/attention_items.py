@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ramify.cpu.library import Library
+from ramify.cpu.structures import PassFields
 from ramify.device.pool import KVPool
 from ramify.device.reads import Int64s, Reads, SharingRule
 
@@ -160,31 +161,41 @@ class CpuAttention:
             alike=self._alike,
         )
 
-    def attend(self, work: AttentionItems, layer: int, queries: Tensor, out: Tensor) -> None:
-        """queries (T, heads or more, head_dim) dense -> out (T, heads * head_dim).
-
-        Only the first `heads` heads are read; only rows that the items name are read and written.
-        """
+    def put(self, step: PassFields, work: AttentionItems, out: Tensor) -> None:
+        """What `attend` needs beside queries; out (T, heads * head_dim). Only rows that the items name are written."""
         if self._scratch.numel() < work.threads * self._scratch_size:
             self._scratch = torch.empty(work.threads * self._scratch_size)
         if self._scores.numel() < out.shape[0] * self._heads:
             self._scores = torch.empty(out.shape[0] * self._heads)
+        step.order, step.tables = work.order.data_ptr(), work.tables.data_ptr()
+        step.items, step.num_shared, step.num_items = work.items.data_ptr(), work.num_shared, work.items.shape[0]
+        step.scores, step.scratch, step.scratch_size = (
+            self._scores.data_ptr(),
+            self._scratch.data_ptr(),
+            self._scratch_size,
+        )
+        step.attention_threads = work.threads
+
+    def attend(self, work: AttentionItems, layer: int, queries: Tensor, out: Tensor) -> None:
+        """By itself: queries (T, heads or more, head_dim) dense -> out (T, heads * head_dim)."""
+        step = PassFields()
+        self.put(step, work, out)
         self._library.attend(
             queries.data_ptr(),
             queries.stride(0),
             self._pool.layers[layer].data_ptr(),
             out.data_ptr(),
-            self._scores.data_ptr(),
-            work.order.data_ptr(),
-            work.tables.data_ptr(),
-            work.items.data_ptr(),
-            work.num_shared,
-            work.items.shape[0],
+            step.scores,
+            step.order,
+            step.tables,
+            step.items,
+            step.num_shared,
+            step.num_items,
             self._heads,
             self._kv_heads,
             self._head_dim,
             self._pool.block_size,
-            self._scratch.data_ptr(),
-            self._scratch_size,
-            work.threads,
+            step.scratch,
+            step.scratch_size,
+            step.attention_threads,
         )

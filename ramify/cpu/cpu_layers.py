@@ -2,8 +2,10 @@
 
 A layer is four products, three passes over rows, and attention:
     norm -> [qkv] -> rotate, write -> attention -> [output, add] -> norm -> [gate, up, silu, multiply] -> [down, add]
+          WRITE                        ATTEND        OUTPUT                     MLP
 
-Of a model that ranks share, output and down give each a part of the sum; adding is then a pass of its own.
+All layers are one call (layers.cpp): a small model's kernels take some microseconds, which a call from Python takes
+too. Of a model that ranks share, output and down give each a part of the sum, which is added up between two calls.
 
 Once the last layer's keys and values are written, only rows whose hidden states are asked for go on: of a prompt, its
 last.
@@ -13,12 +15,15 @@ All but attention does the same for a row whatever rows there are beside it; wit
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
 from ramify.cpu.attention_items import NO_SHARING, SHARING, CpuAttention
 from ramify.cpu.library import Library
-from ramify.cpu.panels import Ending, PanelPacking, Panels, Product
+from ramify.cpu.panels import PanelPacking, Panels
+from ramify.cpu.structures import LayerFields, LayersFields, PassFields, Stage
 from ramify.device.layers import Batch, Layers, TorchLayers
 from ramify.device.pool import KVPool
 from ramify.device.reads import Reads, SharingRule
@@ -32,6 +37,14 @@ class _Products:
         self.output = packing.product(layer.output, batch_invariant=batch_invariant)
         self.gate_up = packing.product(layer.gate_up, gated=True, batch_invariant=batch_invariant)
         self.down = packing.product(layer.down, batch_invariant=batch_invariant)
+
+    def fields(self, pool: Tensor) -> LayerFields:
+        norms = (self.layer.input_norm, self.layer.post_norm, self.layer.query_norm, self.layer.key_norm)
+        return LayerFields(
+            *(None if norm is None else norm.data_ptr() for norm in norms),
+            pool.data_ptr(),
+            *(product.fields() for product in (self.qkv, self.output, self.gate_up, self.down)),
+        )
 
 
 class CpuLayers:
@@ -53,10 +66,14 @@ class CpuLayers:
         self.vocab_size = decoder.arch.vocab_size
         self.sharing = NO_SHARING if batch_invariant else sharing
         self._library = library
+        self._memory = decoder.packing.memory
         self._attention = CpuAttention(library, pool, decoder.arch.num_heads, alike=batch_invariant)
         self._layers = [_Products(decoder.packing, layer, batch_invariant=batch_invariant) for layer in decoder.layers]
+        self._linears = [linear for layer in decoder.layers for linear in layer.linears]
         self._head = decoder.packing.product(decoder.head, batch_invariant=batch_invariant)
         self._buffers: dict[str, tuple[Tensor, Tensor]] = {}  # each, and the rows of it that were used last
+        self._fields = LayersFields()
+        self._made_of = -1
 
     def prepare(self, reads: Reads) -> None:
         self._reads = reads
@@ -66,7 +83,7 @@ class CpuLayers:
         """Batch of T rows -> hidden states after the last norm (R, hidden)."""
         decoder, arch, total = self.decoder, self.decoder.arch, len(batch.token_ids)
         angles = batch.positions.float()[:, None] * decoder.frequencies  # (T, head_dim / 2)
-        rotations = (angles.cos() * arch.rope.attention_factor, angles.sin() * arch.rope.attention_factor)
+        cosines, sines = angles.cos() * arch.rope.attention_factor, angles.sin() * arch.rope.attention_factor
 
         residual = self._buffer("residual", total, arch.hidden_size)
         if decoder.ranks is None:
@@ -77,22 +94,30 @@ class CpuLayers:
             residual.copy_(decoder.embed(batch.token_ids))
         qkv = self._buffer("qkv", total, arch.num_heads + 2 * arch.num_kv_heads, arch.head_dim)
         attended = self._buffer("attended", total, arch.num_heads * arch.head_dim)
-        for index, products in enumerate(self._layers):
-            x = self._norm(residual, products.layer.input_norm)
-            products.qkv.multiply(x, qkv)
-            self._rotate_and_write(index, qkv, rotations, batch.slots)
-            if index == arch.num_layers - 1 and rows is not None:
-                if not len(rows):
-                    return residual[:0]
-                self._attention.attend(self._attention.items(self._reads.of_rows(rows.tolist())), index, qkv, attended)
-                residual, attended = residual[rows], attended[rows]
-            else:
-                self._attention.attend(self._whole, index, qkv, attended)
-            self._add(products.output, attended, residual)
-            x = self._norm(residual, products.layer.post_norm)
-            inner = self._buffer("inner", x.shape[0], arch.intermediate_size)
-            products.gate_up.multiply(x, inner, Ending.GATED)
-            self._add(products.down, inner, residual)
+        self._read_weights()
+        step = PassFields(
+            threads=self._library.threads,
+            qkv=qkv.data_ptr(),
+            cosines=cosines.data_ptr(),
+            sines=sines.data_ptr(),
+            slots=batch.slots.data_ptr(),
+        )
+        self._set_rows(step, residual, attended)
+        self._attention.put(step, self._whole, attended)
+        end = len(self._layers) * len(Stage)
+        if rows is None:
+            self._run(step, residual, 0, end)
+            return self._norm(residual, decoder.final_norm)
+        last = end - len(Stage)
+        self._run(step, residual, 0, last + Stage.ATTEND)
+        if not len(rows):
+            return residual[:0]
+        chosen = self._attention.items(self._reads.of_rows(rows.tolist()))
+        self._attention.put(step, chosen, attended)
+        self._run(step, residual, last + Stage.ATTEND, last + Stage.OUTPUT)
+        residual, attended = residual[rows], attended[rows]
+        self._set_rows(step, residual, attended)
+        self._run(step, residual, last + Stage.OUTPUT, end)
         return self._norm(residual, decoder.final_norm)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
@@ -107,15 +132,45 @@ class CpuLayers:
         self._head.multiply(hidden.contiguous(), logits)
         return logits
 
-    def _add(self, product: Product, x: Tensor, residual: Tensor) -> None:
-        """residual (T, hidden) grows by the product of x (T, columns)."""
-        ranks = self.decoder.ranks
+    def _set_rows(self, step: PassFields, residual: Tensor, attended: Tensor) -> None:
+        """What goes through products."""
+        rows = residual.shape[0]
+        step.rows = rows
+        step.residual, step.attended = residual.data_ptr(), attended.data_ptr()
+        step.normed = self._buffer("norm", *residual.shape).data_ptr()
+        step.inner = self._buffer("inner", rows, self.decoder.arch.intermediate_size).data_ptr()
+        step.memory = self._memory.address(self._library.layers_memory(ctypes.byref(self._fields), rows))
+
+    def _run(self, step: PassFields, residual: Tensor, begin: int, end: int) -> None:
+        """Stages begin .. end, counted from the first of the first layer; residual grows."""
+        ranks, layers, told = self.decoder.ranks, ctypes.byref(self._fields), ctypes.byref(step)
         if ranks is None:
-            product.multiply(x, residual, Ending.ADD)
+            self._library.run_stages(layers, told, begin, end)
             return
         part = self._buffer("part", *residual.shape)
-        product.multiply(x, part)
-        residual += ranks.add_up(part)
+        step.added = part.data_ptr()
+        for stage in range(begin, end):
+            self._library.run_stages(layers, told, stage, stage + 1)
+            if stage % len(Stage) in (Stage.OUTPUT, Stage.MLP):
+                residual += ranks.add_up(part)
+
+    def _read_weights(self) -> None:
+        """Where they are, if one has been packed again."""
+        made_of = sum(linear.times_packed for linear in self._linears)
+        if self._made_of == made_of:
+            return
+        arch = self.decoder.arch
+        layers = [each.fields(pool) for each, pool in zip(self._layers, self.pool.layers, strict=True)]
+        self._fields = LayersFields(
+            (LayerFields * len(layers))(*layers),
+            len(layers),
+            arch.num_heads,
+            arch.num_kv_heads,
+            arch.head_dim,
+            self.pool.block_size,
+            arch.rms_norm_eps,
+        )
+        self._made_of = made_of
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """In a buffer that the next norm will write to."""
@@ -123,26 +178,6 @@ class CpuLayers:
         epsilon, threads = self.decoder.arch.rms_norm_eps, self._library.threads
         self._library.norm(x.data_ptr(), weight.data_ptr(), epsilon, out.data_ptr(), *x.shape, threads)
         return out
-
-    def _rotate_and_write(self, index: int, qkv: Tensor, rotations: tuple[Tensor, Tensor], slots: Tensor) -> None:
-        """Queries are rotated in place; keys, rotated, and values, as they are, go to their slots in the pool."""
-        arch, layer = self.decoder.arch, self.decoder.layers[index]
-        cosines, sines = rotations
-        self._library.rotate_and_write(
-            qkv.data_ptr(),
-            cosines.data_ptr(),
-            sines.data_ptr(),
-            None if layer.query_norm is None else layer.query_norm.data_ptr(),
-            None if layer.key_norm is None else layer.key_norm.data_ptr(),
-            arch.rms_norm_eps,
-            slots.data_ptr(),
-            self.pool.layers[index].data_ptr(),
-            qkv.shape[0],
-            arch.num_heads,
-            arch.num_kv_heads,
-            arch.head_dim,
-            self._library.threads,
-        )
 
     def _buffer(self, name: str, rows: int, *shape: int) -> Tensor:
         """Kept from step to step: fresh memory would be mapped anew, page by page."""

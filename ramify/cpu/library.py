@@ -35,14 +35,16 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "unpack_rows": ([_LONG] + [_POINTER] * 3 + [_LONG] * 3, None),
     # format
     "most_fixed_rows": ([_LONG], _LONG),
-    # form, rows, depth
-    "rows_size": ([_LONG] * 3, _LONG),
-    # x, parts, num_parts, out, rows, depth, columns, ending, form, memory for rows in that form or null, threads
-    "multiply_packed": ([_POINTER] * 2 + [_LONG, _POINTER] + [_LONG] * 5 + [_POINTER, _LONG], None),
+    # weight, rows
+    "product_memory": ([_POINTER, _LONG], _LONG),
+    # weight, x, out, rows, ending, memory, threads
+    "multiply_packed": ([_POINTER] * 3 + [_LONG] * 2 + [_POINTER, _LONG], None),
+    # layers, rows
+    "layers_memory": ([_POINTER, _LONG], _LONG),
+    # layers, pass, begin, end
+    "run_stages": ([_POINTER] * 2 + [_LONG] * 2, None),
     # x, weight, epsilon, out, rows, columns, threads
     "norm": ([_POINTER] * 2 + [_DOUBLE, _POINTER] + [_LONG] * 3, None),
-    # qkv, cosines, sines, query_norm, key_norm, epsilon, slots, pool, rows, heads, kv_heads, head_dim, threads
-    "rotate_and_write": ([_POINTER] * 5 + [_DOUBLE] + [_POINTER] * 2 + [_LONG] * 5, None),
     # logits, stride, scores, rows, vocabulary, threads
     "block_scores": ([_POINTER, _LONG, _POINTER] + [_LONG] * 3, None),
     # logits, stride, top_k, top_p, floors, rows, vocabulary, threads
@@ -74,10 +76,11 @@ class Library:
         self.pack = functions.pack
         self.unpack_rows = functions.unpack_rows
         self.most_fixed_rows = functions.most_fixed_rows
-        self.rows_size = functions.rows_size
+        self.product_memory = functions.product_memory
         self.multiply_packed = functions.multiply_packed
+        self.layers_memory = functions.layers_memory
+        self.run_stages = functions.run_stages
         self.norm = functions.norm
-        self.rotate_and_write = functions.rotate_and_write
         self.block_scores = functions.block_scores
         self.ranked_floors = functions.ranked_floors
         self.crossings = functions.crossings

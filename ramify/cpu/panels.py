@@ -10,10 +10,10 @@ piece at a time into the cache. The numbers are those that dequantising gives, b
 A gated weight is two, gate and up: a tile of each is multiplied, and silu(gate) * up goes to the output.
 
 Where weights are integers and scales, rows of x take the form in which they are multiplied fastest:
-    FIXED   fixed-point numbers of 24 bits (fixed_tiles.h): sums of integers are exact, so a product is nearer to the
+    fixed   fixed-point numbers of 24 bits (fixed_tiles.h): sums of integers are exact, so a product is nearer to the
             true one than a sum of float32. Any number of rows where a processor adds four products of bytes at once
             (VNNI), the first few with AVX2 or AVX-512 alone.
-    INT8    with int8 activations, integers of 8 bits in blocks of 32 (int8_tiles.h). That is faster, and no longer the
+    int8    with int8 activations, integers of 8 bits in blocks of 32 (int8_tiles.h). That is faster, and no longer the
             dequantised model.
 Whatever the form, a row does not depend on others; without VNNI its last bits depend on how many there are, except
 with `batch_invariant`.
@@ -21,31 +21,25 @@ with `batch_invariant`.
 
 from __future__ import annotations
 
+import ctypes
 from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 from ramify.cpu.library import Library
+from ramify.cpu.structures import PartFields, WeightFields
 from ramify.models.gguf_quants import QuantFormat
 from ramify.models.linear import Linear
 from ramify.models.stored import StoredTensor
 
 
 class Ending(IntEnum):
-    """What becomes of a product; as in products.cpp."""
+    """What becomes of a product; as in products.h."""
 
     PLAIN = 0
     ADD = 1  # to what the output holds
     GATED = 2  # silu(first part) * second part
-
-
-class Form(IntEnum):
-    """Of rows that are multiplied by integers; as in products.cpp."""
-
-    NUMBERS = 0
-    FIXED = 1
-    INT8 = 2
 
 
 class Panels:
@@ -137,12 +131,10 @@ EVERY = 1 << 40  # any number of rows; as in fixed_tiles.h
 class RowMemory:
     """Memory for a product's rows in another form, kept from one product to the next; one thread at a time."""
 
-    def __init__(self, library: Library) -> None:
-        self._library = library
+    def __init__(self) -> None:
         self._memory, self._size = torch.empty(0, dtype=torch.uint8), 0
 
-    def address(self, form: Form, rows: int, depth: int) -> int:
-        size = self._library.rows_size(form, rows, depth)
+    def address(self, size: int) -> int:
         if self._size < size:
             self._memory, self._size = torch.empty(size, dtype=torch.uint8), size
         return self._memory.data_ptr()
@@ -161,72 +153,68 @@ class Product:
         int8: bool = False,
         batch_invariant: bool = False,
     ) -> None:
+        self.linear = linear
         self._library = library
-        self._memory = RowMemory(library) if memory is None else memory
+        self._memory = RowMemory() if memory is None else memory
         self._int8 = int8
         self._batch_invariant = batch_invariant
-        self._most_fixed_rows = 0
-        self._has_integers = False
-        self._linear = linear
         self._gated = gated
         outputs, self._depth = linear.weight.shape
         self._columns = outputs // 2 if gated else outputs
-        self._table = torch.empty(0)
+        self._fields = WeightFields()
         self._order: Tensor | None = None
         self._made_of = -1
 
     def multiply(self, x: Tensor, out: Tensor, ending: Ending = Ending.PLAIN) -> None:
         """x (T, depth) dense -> out (T, outputs) dense."""
-        rows, depth = x.shape  # len() of a tensor takes ten times as long, and a step asks for hundreds
+        rows, depth = x.shape
         assert x.is_contiguous(), "rows of x must lie one after the other"
         assert out.is_contiguous(), "rows of the output must lie one after the other"
         assert (depth, out.numel()) == (self._depth, rows * self._columns), "x or the output is of another shape"
         assert (ending is Ending.GATED) == self._gated, "a gated weight is for that ending alone"
-        if self._made_of != self._linear.times_packed:
-            self._table = self._parts()
-            self._made_of = self._linear.times_packed
-        if self._order is not None:
-            x = x.index_select(1, self._order)
-        form = self._form(rows)
+        weight = ctypes.byref(self.fields())
         self._library.multiply_packed(
+            weight,
             x.data_ptr(),
-            self._table.data_ptr(),
-            self._table.shape[0],
             out.data_ptr(),
             rows,
-            depth,
-            self._columns,
             ending,
-            form,
-            None if form is Form.NUMBERS else self._memory.address(form, rows, depth),
+            self._memory.address(self._library.product_memory(weight, rows)),
             self._library.threads,
         )
 
-    def _form(self, rows: int) -> Form:
-        if self._int8 and self._has_integers:
-            return Form.INT8
-        return Form.FIXED if rows <= self._most_fixed_rows else Form.NUMBERS
+    def fields(self) -> WeightFields:
+        """True until the weight is packed again."""
+        if self._made_of != self.linear.times_packed:
+            self._fields = self._read()
+            self._made_of = self.linear.times_packed
+        return self._fields
 
-    def _parts(self) -> Tensor:
-        """int64 (parts, 4): format, address of panels, address of the bias or 0, outputs."""
-        parts, bias = sorted(self._linear.parts.items()), self._linear.bias
+    def _read(self) -> WeightFields:
+        parts, bias = sorted(self.linear.parts.items()), self.linear.bias
         first = parts[0][1]
         assert isinstance(first, Panels)
-        self._order = first.order
-        rows = []
-        self._has_integers = False
-        self._most_fixed_rows = 0
+        self._order = None if first.order is None else first.order.to(torch.int64).contiguous()
+        told, has_integers, most_fixed_rows = [], False, 0
         for first_row, part in parts:
             assert isinstance(part, Panels)
             assert (part.order is None) == (first.order is None), "all parts multiply columns in one order"
-            self._has_integers |= part.stored_in.holds_integers
+            has_integers |= part.stored_in.holds_integers
             most = self._library.most_fixed_rows(part.stored_in.type_id)
             if most == EVERY or not self._batch_invariant:
-                self._most_fixed_rows = max(self._most_fixed_rows, most)
-            address = 0 if bias is None else bias.data_ptr() + first_row * bias.itemsize
-            rows.append((part.stored_in.type_id, part.data.data_ptr(), address, part.num_rows))
-        assert sum(row[-1] for row in rows) == len(self._linear.weight), "some rows of the weight were not packed"
-        return torch.tensor(rows)
+                most_fixed_rows = max(most_fixed_rows, most)
+            address = None if bias is None else bias.data_ptr() + first_row * bias.itemsize
+            told.append(PartFields(part.stored_in.type_id, part.data.data_ptr(), address, part.num_rows))
+        assert sum(part.columns for part in told) == len(self.linear.weight), "some rows of the weight were not packed"
+        return WeightFields(
+            (PartFields * len(told))(*told),
+            len(told),
+            self._depth,
+            self._columns,
+            None if self._order is None else self._order.data_ptr(),
+            most_fixed_rows,
+            self._int8 and has_integers,
+        )
 
 
 class PanelPacking:
@@ -235,7 +223,7 @@ class PanelPacking:
     def __init__(self, library: Library, *, dequantize: bool = False, int8_activations: bool = False) -> None:
         self.library = library
         self.int8_activations = int8_activations
-        self._memory = RowMemory(library)
+        self.memory = RowMemory()
         self._panel_memory = PanelMemory(library)
         self._dequantize = dequantize
 
@@ -246,7 +234,7 @@ class PanelPacking:
         return Product(
             self.library,
             linear,
-            self._memory,
+            self.memory,
             gated=gated,
             int8=self.int8_activations,
             batch_invariant=batch_invariant,

@@ -1,4 +1,6 @@
 // x times packed weights, and what becomes of it. See cpu/panels.py for the layout.
+#include "products.h"
+
 #include <sys/mman.h>
 
 #include "fixed_tiles.h"
@@ -8,17 +10,30 @@
 
 namespace {
 
-enum Ending { PLAIN, ADD, GATED };
-enum Form { NUMBERS, FIXED, INT8 };  // of x, for weights that are integers
+enum Form { NUMBERS, FIXED, INT8 };  // of x, for weights that are integers; see cpu/panels.py
 
-struct Part {               // of a weight, as cpu/panels.py writes it: outputs that have one number format
-    int64_t format;         // GGML's number
-    const uint8_t* panels;  // (ceil(columns / TILE_COLUMNS), depth / UNIT, UNIT_BYTES)
-    const float* bias;      // (columns,) or null
-    int64_t columns;
+constexpr long FORM_ROWS = 16;  // rows that a thread writes in another form at a time
 
-    long num_panels() const { return (columns + TILE_COLUMNS - 1) / TILE_COLUMNS; }
-};
+long num_panels(const Part& part) { return (part.columns + TILE_COLUMNS - 1) / TILE_COLUMNS; }
+
+Form form_of(const Weight& weight, long rows) {
+    if (weight.is_int8) return INT8;
+    return rows <= weight.most_fixed_rows ? FIXED : NUMBERS;
+}
+
+// The bytes that come before a form of x: its columns in the weight's order.
+long ordered_size(const Weight& weight, long rows) {
+    return weight.order ? (rows * weight.depth * static_cast<long>(sizeof(float)) + 63) / 64 * 64 : 0;
+}
+
+void order_columns(const Weight& weight, const float* x, float* ordered, long rows, long threads) {
+    for_each_chunk((rows + FORM_ROWS - 1) / FORM_ROWS, threads, [&](long chunk, long) {
+        const long first = chunk * FORM_ROWS, end = first + FORM_ROWS < rows ? first + FORM_ROWS : rows;
+        for (long row = first; row < end; ++row)
+            for (long k = 0; k < weight.depth; ++k)
+                ordered[row * weight.depth + k] = x[row * weight.depth + weight.order[k]];
+    });
+}
 
 struct Product {
     const float* x;
@@ -79,7 +94,7 @@ void multiply_chunk(const Product& product, long panel, long first, long rows) {
         }
     } else {
         long before = 0;  // columns of the parts before this one
-        for (; panel >= part->num_panels(); ++part) panel -= part->num_panels(), before += part->columns;
+        for (; panel >= num_panels(*part); ++part) panel -= num_panels(*part), before += part->columns;
         column = before + panel * TILE_COLUMNS;
         multiply_part(product, *part, panel, first, rows, sums);
     }
@@ -145,38 +160,44 @@ extern "C" long most_fixed_rows(long format) {
     return with_format(format, [](auto each) { return fixed_rows<decltype(each)>(); });
 }
 
-// How many bytes rows of x take in a form.
-extern "C" long rows_size(long form, long rows, long depth) {
-    return form == FIXED ? FixedRows::size(rows, depth) : form == INT8 ? Int8Rows::size(rows, depth) : 0;
+extern "C" long product_memory(const Weight* weight, long rows) {
+    const Form form = form_of(*weight, rows);
+    const long formed = form == FIXED  ? FixedRows::size(rows, weight->depth)
+                        : form == INT8 ? Int8Rows::size(rows, weight->depth)
+                                       : 0;
+    return ordered_size(*weight, rows) + formed;
 }
 
-// x (rows, depth) * parts -> out (rows, columns). The parts' columns stand side by side; those of GATED are gate and
-// up. In another form than NUMBERS, x is first written to `memory` in it; weights that are numbers see it as it is.
-extern "C" void multiply_packed(const float* x, const int64_t* parts, long num_parts, float* out, long rows, long depth,
-                                long columns, long ending, long form, void* memory, long threads) {
+extern "C" void multiply_packed(const Weight* weight, const float* x, float* out, long rows, long ending, void* memory,
+                                long threads) {
     if (!rows) return;
+    const long depth = weight->depth;
+    if (weight->order) {
+        order_columns(*weight, x, static_cast<float*>(memory), rows, threads);
+        x = static_cast<float*>(memory);
+        memory = static_cast<char*>(memory) + ordered_size(*weight, rows);
+    }
+    const Form form = form_of(*weight, rows);
     const FixedRows fixed{form == FIXED ? static_cast<FixedBlock*>(memory) : nullptr};
     const Int8Rows int8 = form == INT8 ? Int8Rows::in(memory, rows, depth) : Int8Rows{};
     if (form != NUMBERS) {
-        const long at_once = 16;  // rows that a thread takes
-        for_each_chunk((rows + at_once - 1) / at_once, threads, [&](long chunk, long) {
-            for (long row = chunk * at_once; row < rows && row < (chunk + 1) * at_once; ++row)
+        for_each_chunk((rows + FORM_ROWS - 1) / FORM_ROWS, threads, [&](long chunk, long) {
+            for (long row = chunk * FORM_ROWS; row < rows && row < (chunk + 1) * FORM_ROWS; ++row)
                 if (form == FIXED)
                     make_fixed_row(fixed, x, row, depth);
                 else
                     quantise_row(int8, x, row, depth);
         });
     }
-    const Product product{x,       reinterpret_cast<const Part*>(parts), out,   depth,
-                          columns, static_cast<Ending>(ending),          fixed, int8};
-    long num_panels = 0;
-    for (long part = 0; part < (ending == GATED ? 1 : num_parts); ++part)
-        num_panels += product.parts[part].num_panels();
+    const Product product{x, weight->parts, out, depth, weight->columns, static_cast<Ending>(ending), fixed, int8};
+    long panels = 0;
+    for (long part = 0; part < (ending == GATED ? 1 : weight->num_parts); ++part)
+        panels += num_panels(product.parts[part]);
     const long blocks = (rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
     const long rows_per_block = (rows + blocks - 1) / blocks;
     // Block by block: its rows of x stay in the second cache while panels pass by.
-    for_each_chunk(blocks * num_panels, threads, [&](long chunk, long) {
-        const long first = chunk / num_panels * rows_per_block, left = rows - first;
-        multiply_chunk(product, chunk % num_panels, first, left < rows_per_block ? left : rows_per_block);
+    for_each_in_stretches(blocks * panels, threads, [&](long chunk, long) {
+        const long first = chunk / panels * rows_per_block, left = rows - first;
+        multiply_chunk(product, chunk % panels, first, left < rows_per_block ? left : rows_per_block);
     });
 }

@@ -1,4 +1,5 @@
-// What happens to rows between products: norms, rotary positions, keys and values into their slots.
+#include "rows.h"
+
 #include <cmath>
 
 #include "threads.h"
@@ -47,16 +48,12 @@ void rotate(const float* x, const float* cosines, const float* sines, float* to,
 
 }  // namespace
 
-// x, out (rows, columns): RMS norm.
 extern "C" void norm(const float* x, const float* weight, double epsilon, float* out, long rows, long columns,
                      long threads) {
     for_each_row(rows, columns, threads,
                  [&](long row) { norm_row(x + row * columns, weight, epsilon, out + row * columns, columns); });
 }
 
-// qkv (rows, heads + 2 kv_heads, head_dim): queries are rotated in place; keys, rotated, and values, as they are, go to
-// their slots of one layer's pool (slots, 2, kv_heads, head_dim). cosines, sines (rows, head_dim / 2). query_norm and
-// key_norm (head_dim) are null where the model has none.
 extern "C" void rotate_and_write(float* qkv, const float* cosines, const float* sines, const float* query_norm,
                                  const float* key_norm, double epsilon, const int64_t* slots, float* pool, long rows,
                                  long heads, long kv_heads, long head_dim, long threads) {

@@ -286,6 +286,23 @@ def test_numbers_do_not_depend_on_the_batch(make_checkpoint: CheckpointMaker) ->
 # -- threads -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("threads", [2, 3, 5, 70])
+def test_every_panel_is_taken_once(library: Library, threads: int) -> None:
+    """By stretches of as many as there are threads, which may be more than panels or than there are stretches."""
+    for outputs in (1, 64, 65, 700, 6400):
+        product = _product(library, _linear(outputs, 16, bias=False, seed=outputs))
+        x, alone, shared = torch.randn(2, 16), torch.zeros(2, outputs), torch.zeros(2, outputs)
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(1)
+            product.multiply(x, alone, Ending.ADD)
+            torch.set_num_threads(threads)
+            product.multiply(x, shared, Ending.ADD)
+        finally:
+            torch.set_num_threads(before)
+        assert torch.equal(alone, shared)
+
+
 def _on_threads(library: Library, count: int) -> None:
     """Calls of all sizes, one after the other, on more threads than there may be cores."""
     product = _product(library, _linear(300, 64, bias=False, seed=count))
