@@ -71,22 +71,32 @@ static inline Integers add_products(Integers sum, Integers weights, Integers num
 
 #endif
 
-// sum + the products of STEPS vectors of weights with what `numbers(step)` gives.
-template <int BITS, long STEPS, class Numbers>
-static inline Integers add_all_products(Integers sum, const Integers* weights, Numbers numbers) {
+// sums += the products of STEPS vectors of weights, for each sum, with what `numbers(step)` gives.
+template <int BITS, long STEPS, int SUMS, class Numbers>
+static inline void add_all_products(Integers* sums, const Integers (*weights)[STEPS], Numbers numbers) {
 #if RAMIFY_PAIRS
     constexpr long AT_ONCE = STEPS_IN_16_BITS<BITS> < STEPS ? STEPS_IN_16_BITS<BITS> : STEPS;
 #pragma GCC unroll 8
     for (long group = 0; group < STEPS; group += AT_ONCE) {
-        Shorts added = (Shorts)pairs<BITS>(weights[group], numbers(group));
+        Shorts added[SUMS];
 #pragma GCC unroll 8
-        for (long step = group + 1; step < group + AT_ONCE; ++step)
-            added += (Shorts)pairs<BITS>(weights[step], numbers(step));
-        sum = add_pairs(sum, added);
+        for (long step = group; step < group + AT_ONCE; ++step) {
+            const Integers four = numbers(step);
+#pragma GCC unroll 4
+            for (int sum = 0; sum < SUMS; ++sum) {
+                const Shorts made = (Shorts)pairs<BITS>(weights[sum][step], four);
+                added[sum] = step == group ? made : added[sum] + made;
+            }
+        }
+#pragma GCC unroll 4
+        for (int sum = 0; sum < SUMS; ++sum) sums[sum] = add_pairs(sums[sum], added[sum]);
     }
 #else
 #pragma GCC unroll 8
-    for (long step = 0; step < STEPS; ++step) sum = add_products<BITS>(sum, weights[step], numbers(step));
+    for (long step = 0; step < STEPS; ++step) {
+        const Integers four = numbers(step);
+#pragma GCC unroll 4
+        for (int sum = 0; sum < SUMS; ++sum) sums[sum] = add_products<BITS>(sums[sum], weights[sum][step], four);
+    }
 #endif
-    return sum;
 }

@@ -16,8 +16,9 @@ constexpr long DIGITS = 3;               // of a number
 constexpr long FIXED_DEPTH = 256;        // that a vector of columns goes before the next one does
 constexpr long FIXED_PREFETCHED = 8192;  // bytes beyond that, into the second cache
 
-constexpr int FIXED_TILE_ROWS = 4;  // that are multiplied at once
-constexpr long EVERY = 1l << 40;    // any number of rows
+constexpr int FIXED_TILE_ROWS = 4;                  // that are multiplied at once
+constexpr int FIXED_VECTORS = WIDTH == 16 ? 2 : 1;  // of columns, for whose weights there are registers
+constexpr long EVERY = 1l << 40;                    // any number of rows
 
 // Up to how many rows fixed-point numbers are the fastest form of x. With an instruction for four products that is any
 // number, and eight bits do not fit the sums of two that other processors have.
@@ -121,78 +122,102 @@ static inline void make_fixed_row(const FixedRows& rows, const float* x, long ro
         make_fixed(x + row * depth + k, rows.blocks[(row * depth + k) / FIXED_BLOCK]);
 }
 
-// The product of some weights with a row's numbers, not yet scaled. `first` is the place of the weights in the block.
-template <class Format, long RUN>
-static inline Vector fixed_product(const Integers* weights, const FixedBlock& numbers, long first) {
+// The products of some vectors of weights with a row's numbers, not yet scaled. `first` is the place of the weights in
+// the block. Four numbers are read once for all of the vectors: with fewer vectors, reading them is what takes the
+// time.
+template <class Format, long RUN, int VECTORS>
+static inline void fixed_products(const Integers (*weights)[RUN / 4], const FixedBlock& numbers, long first,
+                                  Vector* found) {
     const int32_t* totals = RUN == FIXED_BLOCK ? numbers.sums : numbers.half_sums[first / RUN];
-    Integers products[DIGITS];
+    Integers products[VECTORS][DIGITS];
 #pragma GCC unroll 3
     for (long digit = 0; digit < DIGITS; ++digit) {
-        const auto four = [&](long step) __attribute__((always_inline)) {
-            int32_t found;
-            memcpy(&found, numbers.digits[first / 8 + step / 2][digit] + step % 2 * 4, 4);
-            return broadcast_integer(found);
-        };
-        products[digit] = Format::OFFSET ? broadcast_integer(-Format::OFFSET * totals[digit]) : Integers{};
-        products[digit] = add_all_products<Format::NUMBER_BITS, RUN / 4>(products[digit], weights, four);
+        Integers own[VECTORS];
+#pragma GCC unroll 4
+        for (int vector = 0; vector < VECTORS; ++vector)
+            own[vector] = Format::OFFSET ? broadcast_integer(-Format::OFFSET * totals[digit]) : Integers{};
+        add_all_products<Format::NUMBER_BITS, RUN / 4, VECTORS>(
+            own, weights, [&](long step) __attribute__((always_inline)) {
+                int32_t four;
+                memcpy(&four, numbers.digits[first / 8 + step / 2][digit] + step % 2 * 4, 4);
+                return broadcast_integer(four);
+            });
+#pragma GCC unroll 4
+        for (int vector = 0; vector < VECTORS; ++vector) products[vector][digit] = own[vector];
     }
     // The first two digits' sums fit 32 bits together.
-    const Vector upper = __builtin_convertvector((products[0] << 8) + products[1], Vector);
-    return upper * 256.0f + __builtin_convertvector(products[2], Vector);
+#pragma GCC unroll 4
+    for (int vector = 0; vector < VECTORS; ++vector) {
+        const Vector upper = __builtin_convertvector((products[vector][0] << 8) + products[vector][1], Vector);
+        found[vector] = upper * 256.0f + __builtin_convertvector(products[vector][2], Vector);
+    }
 }
 
 // to (ROWS x TILE_COLUMNS) = rows `first` .. of x * panel. Runs are added up in the order of depth, however many rows
-// there are. One vector of columns at a time goes some way along the depth: what it needs fits the registers, and the
-// first cache keeps the rest.
+// there are. Some vectors of columns at a time go some way along the depth: as many as fit the registers with what they
+// need, and the first cache keeps the rest.
 template <class Format, int ROWS>
 static inline void multiply_fixed_tile(const FixedRows& x, long first, const uint8_t* panel, long depth, float* to) {
     constexpr long UNIT = Format::UNIT, RUN = Format::RUN < FIXED_BLOCK ? Format::RUN : FIXED_BLOCK;
-    constexpr long AHEAD = Format::UNIT_BYTES * RUN / UNIT / TILE_VECTORS;  // bytes to prefetch for a run of a vector
+    constexpr int VECTORS = FIXED_VECTORS;
+    constexpr long AHEAD = Format::UNIT_BYTES * RUN / UNIT * VECTORS / TILE_VECTORS;  // bytes to prefetch for their run
     const long blocks = depth / FIXED_BLOCK;
     Vector sums[ROWS][TILE_VECTORS] = {};
     for (long begin = 0; begin < depth; begin += FIXED_DEPTH) {
         const long end = depth - begin < FIXED_DEPTH ? depth : begin + FIXED_DEPTH;
         const uint8_t* ahead = panel + end / UNIT * Format::UNIT_BYTES + FIXED_PREFETCHED;
 #pragma GCC unroll 8
-        for (int part = 0; part < TILE_VECTORS; ++part) {
+        for (int part = 0; part < TILE_VECTORS; part += VECTORS) {
             for (long k = begin; k < end; k += UNIT) {
                 const uint8_t* unit = panel + k / UNIT * Format::UNIT_BYTES;
                 const FixedBlock* block = x.blocks + first * blocks + k / FIXED_BLOCK;
-                Vector unit_sums[ROWS] = {}, unit_minima[ROWS] = {};
+                Vector unit_sums[ROWS][VECTORS] = {}, unit_minima[ROWS][VECTORS] = {};
 #pragma GCC unroll 1
                 for (long inside = 0; inside < UNIT; inside += RUN, ahead += AHEAD) {
 #pragma GCC unroll 16
                     for (long line = 0; line < AHEAD; line += 64) __builtin_prefetch(ahead + line, 0, 2);
-                    Integers weights[RUN / 4];
+                    Integers weights[VECTORS][RUN / 4];
+                    typename Format::Scale factors[VECTORS];
+#pragma GCC unroll 4
+                    for (int vector = 0; vector < VECTORS; ++vector) {
 #pragma GCC unroll 8
-                    for (long step = 0; step < RUN / 4; step += 2) {
-                        const auto eight = Format::eight(unit, inside + 4 * step, part);
-                        weights[step] = Format::bytes(eight, 0);
-                        weights[step + 1] = Format::bytes(eight, 1);
+                        for (long step = 0; step < RUN / 4; step += 2) {
+                            const auto eight = Format::eight(unit, inside + 4 * step, part + vector);
+                            weights[vector][step] = Format::bytes(eight, 0);
+                            weights[vector][step + 1] = Format::bytes(eight, 1);
+                        }
+                        if constexpr (Format::HAS_FACTORS)
+                            factors[vector] = Format::factors(unit, inside / Format::RUN, part + vector);
                     }
-                    typename Format::Scale factors;
-                    if constexpr (Format::HAS_FACTORS) factors = Format::factors(unit, inside / Format::RUN, part);
 #pragma GCC unroll 8
                     for (int row = 0; row < ROWS; ++row) {
                         const FixedBlock& numbers = block[row * blocks + inside / FIXED_BLOCK];
-                        const Vector product = fixed_product<Format, RUN>(weights, numbers, inside % FIXED_BLOCK);
-                        if constexpr (Format::HAS_FACTORS) {
-                            unit_sums[row] += product * (numbers.scale * factors.scale);
-                            if (Format::KINDS > 1) unit_minima[row] += numbers.sum * factors.minimum;
-                        } else {
-                            unit_sums[row] =
-                                UNIT == RUN ? product * numbers.scale : unit_sums[row] + product * numbers.scale;
-                            if (Format::KINDS > 1)
-                                unit_minima[row] =
-                                    UNIT == RUN ? broadcast(numbers.sum) : unit_minima[row] + numbers.sum;
+                        Vector products[VECTORS];
+                        fixed_products<Format, RUN, VECTORS>(weights, numbers, inside % FIXED_BLOCK, products);
+#pragma GCC unroll 4
+                        for (int vector = 0; vector < VECTORS; ++vector) {
+                            Vector &sum = unit_sums[row][vector], &minimum = unit_minima[row][vector];
+                            if constexpr (Format::HAS_FACTORS) {
+                                sum += products[vector] * (numbers.scale * factors[vector].scale);
+                                if (Format::KINDS > 1) minimum += numbers.sum * factors[vector].minimum;
+                            } else {
+                                const Vector own = products[vector] * numbers.scale;
+                                sum = UNIT == RUN ? own : sum + own;
+                                if (Format::KINDS > 1)
+                                    minimum = UNIT == RUN ? broadcast(numbers.sum) : minimum + numbers.sum;
+                            }
                         }
                     }
                 }
-                const auto scale = Format::unit_scale(unit, part);
+#pragma GCC unroll 4
+                for (int vector = 0; vector < VECTORS; ++vector) {
+                    const auto scale = Format::unit_scale(unit, part + vector);
 #pragma GCC unroll 8
-                for (int row = 0; row < ROWS; ++row) {
-                    sums[row][part] += unit_sums[row] * scale.scale;
-                    if constexpr (Format::KINDS > 1) sums[row][part] += unit_minima[row] * scale.minimum;
+                    for (int row = 0; row < ROWS; ++row) {
+                        Vector& sum = sums[row][part + vector];
+                        sum += unit_sums[row][vector] * scale.scale;
+                        if constexpr (Format::KINDS > 1) sum += unit_minima[row][vector] * scale.minimum;
+                    }
                 }
             }
         }
