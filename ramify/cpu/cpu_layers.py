@@ -4,8 +4,9 @@ A layer is four products, three passes over rows, and attention:
     norm -> [qkv] -> rotate, write -> attention -> [output, add] -> norm -> [gate, up, silu, multiply] -> [down, add]
           WRITE                        ATTEND        OUTPUT                     MLP
 
-All layers are one call (layers.cpp): a small model's kernels take some microseconds, which a call from Python takes
-too. Of a model that ranks share, output and down give each a part of the sum, which is added up between two calls.
+All layers are one call for few rows (layers.cpp): a small model's kernels take some microseconds, which a call from
+Python takes too. Of a model that ranks share, output and down give each a part of the sum, which is added up between
+two calls.
 
 Once the last layer's keys and values are written, only rows whose hidden states are asked for go on: of a prompt, its
 last.
@@ -28,6 +29,8 @@ from ramify.device.layers import Batch, Layers, TorchLayers
 from ramify.device.pool import KVPool
 from ramify.device.reads import Reads, SharingRule
 from ramify.models.decoder import Decoder, Layer
+
+ROWS_IN_ONE_CALL = 64  # with more, kernels are long, and Ctrl-C need not wait for all of a prompt
 
 
 class _Products:
@@ -145,7 +148,9 @@ class CpuLayers:
         """Stages begin .. end, counted from the first of the first layer; residual grows."""
         ranks, layers, told = self.decoder.ranks, ctypes.byref(self._fields), ctypes.byref(step)
         if ranks is None:
-            self._library.run_stages(layers, told, begin, end)
+            at_once = end - begin if step.rows <= ROWS_IN_ONE_CALL else 1
+            for stage in range(begin, end, at_once):
+                self._library.run_stages(layers, told, stage, min(stage + at_once, end))
             return
         part = self._buffer("part", *residual.shape)
         step.added = part.data_ptr()
