@@ -20,6 +20,7 @@ class DrawnProduct(NamedTuple):
     rows: int
     gated: bool
     threads: int
+    alike: bool  # rows of any number in one form
     seed: int
 
     @property
@@ -34,7 +35,8 @@ class DrawnProduct(NamedTuple):
         try:
             torch.set_num_threads(self.threads)
             ending = Ending.GATED if self.gated else Ending.PLAIN
-            product_of(packing, self.parts, gated=self.gated).multiply(x, out, ending)
+            product = product_of(packing, self.parts, gated=self.gated, batch_invariant=self.alike)
+            product.multiply(x, out, ending)
         finally:
             torch.set_num_threads(before)
         return out.double()
@@ -66,4 +68,4 @@ def drawn_products(draw: Callable[..., Any], *, step: int = 1) -> DrawnProduct:
         stored(name, count, depth, seed + number)
         for number, (name, count) in enumerate(zip(names, outputs, strict=True))
     ]
-    return DrawnProduct(parts, rows, gated, draw(st.integers(1, 2)), seed)
+    return DrawnProduct(parts, rows, gated, draw(st.integers(1, 2)), draw(st.booleans()), seed)

@@ -20,7 +20,7 @@ constexpr int FIXED_TILE_ROWS = 4;                  // that are multiplied at on
 constexpr int FIXED_VECTORS = WIDTH == 16 ? 2 : 1;  // of columns, for whose weights there are registers
 constexpr long EVERY = 1l << 40;                    // any number of rows
 
-// Up to how many rows fixed-point numbers are the fastest form of x. With an instruction for four products that is any
+// Up to how many rows fixed-point numbers may be the form of x. With an instruction for four products that is any
 // number, and eight bits do not fit the sums of two that other processors have.
 template <class Format>
 constexpr long fixed_rows() {
@@ -29,6 +29,15 @@ constexpr long fixed_rows() {
         if (RAMIFY_PAIRS && Format::NUMBER_BITS < 8) return 2;
     }
     return 0;
+}
+
+// Up to how many rows they are the fastest form. has_wide_products: whether the processor makes two products of float32
+// vectors at a time, each at full width; then many rows are faster as they are.
+template <class Format>
+static inline long fastest_fixed_rows(bool has_wide_products) {
+    if constexpr (fixed_rows<Format>() == EVERY)
+        if (has_wide_products) return !Format::HAS_FACTORS ? 32 : Format::RUN == FIXED_BLOCK ? 12 : 8;
+    return fixed_rows<Format>();
 }
 
 struct FixedBlock {

@@ -33,8 +33,8 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "pack": ([_LONG] + [_POINTER] * 2 + [_LONG] * 3, None),
     # format, panels, rows, out, count, depth, threads
     "unpack_rows": ([_LONG] + [_POINTER] * 3 + [_LONG] * 3, None),
-    # format
-    "most_fixed_rows": ([_LONG], _LONG),
+    # format, alike, has_wide_products
+    "most_fixed_rows": ([_LONG] * 3, _LONG),
     # weight, rows
     "product_memory": ([_POINTER, _LONG], _LONG),
     # weight, x, out, rows, ending, memory, threads
@@ -75,7 +75,7 @@ class Library:
         self.panels_size = functions.panels_size
         self.pack = functions.pack
         self.unpack_rows = functions.unpack_rows
-        self.most_fixed_rows = functions.most_fixed_rows
+        self._most_fixed_rows = functions.most_fixed_rows
         self.product_memory = functions.product_memory
         self.multiply_packed = functions.multiply_packed
         self.layers_memory = functions.layers_memory
@@ -88,6 +88,8 @@ class Library:
         self.attention_scratch = functions.attention_scratch
         self.attend = functions.attend
         self.tile_columns: int = functions.tile_columns()
+        # Zen 5 and Sapphire Rapids have this shorter form of VNNI beside AVX-512, and processors before them have not.
+        self._has_wide_products = {"avx512f", "avx_vnni"} <= processor_flags()
         self._set_torch_threads = functions.set_torch_threads
         self._threads: int | None = None
 
@@ -107,6 +109,11 @@ class Library:
             if before > 0:
                 self._set_torch_threads(before)
             self._threads = None
+
+    def most_fixed_rows(self, number_format: int, *, alike: bool) -> int:
+        """Up to how many rows of x are to be fixed-point numbers (panels.py)."""
+        found: int = self._most_fixed_rows(number_format, alike, self._has_wide_products)
+        return found
 
     def keep_torch_on_this_thread(self) -> None:
         """For a thread of one's own, as long as it lives."""

@@ -11,12 +11,12 @@ A gated weight is two, gate and up: a tile of each is multiplied, and silu(gate)
 
 Where weights are integers and scales, rows of x take the form in which they are multiplied fastest:
     fixed   fixed-point numbers of 24 bits (fixed_tiles.h): sums of integers are exact, so a product is nearer to the
-            true one than a sum of float32. Any number of rows where a processor adds four products of bytes at once
-            (VNNI), the first few with AVX2 or AVX-512 alone.
+            true one than a sum of float32. Where a processor adds four products of bytes at once (VNNI), any number
+            of rows, or the first dozens if its products of float32 are as wide; with AVX2 or AVX-512 alone, two.
     int8    with int8 activations, integers of 8 bits in blocks of 32 (int8_tiles.h). That is faster, and no longer the
             dequantised model.
-Whatever the form, a row does not depend on others; without VNNI its last bits depend on how many there are, except
-with `batch_invariant`.
+Whatever the form, a row does not depend on others; its last bits may depend on how many there are, except with
+`batch_invariant`.
 """
 
 from __future__ import annotations
@@ -125,9 +125,6 @@ def _in_huge_pages(library: Library, size: int) -> Tensor:
 ROWS_PER_THREAD = 16  # with fewer, one thread is done before a second has woken up
 
 
-EVERY = 1 << 40  # any number of rows; as in fixed_tiles.h
-
-
 class RowMemory:
     """Memory for a product's rows in another form, kept from one product to the next; one thread at a time."""
 
@@ -200,9 +197,8 @@ class Product:
             assert isinstance(part, Panels)
             assert (part.order is None) == (first.order is None), "all parts multiply columns in one order"
             has_integers |= part.stored_in.holds_integers
-            most = self._library.most_fixed_rows(part.stored_in.type_id)
-            if most == EVERY or not self._batch_invariant:
-                most_fixed_rows = max(most_fixed_rows, most)
+            most = self._library.most_fixed_rows(part.stored_in.type_id, alike=self._batch_invariant)
+            most_fixed_rows = max(most_fixed_rows, most)
             address = None if bias is None else bias.data_ptr() + first_row * bias.itemsize
             told.append(PartFields(part.stored_in.type_id, part.data.data_ptr(), address, part.num_rows))
         assert sum(part.columns for part in told) == len(self.linear.weight), "some rows of the weight were not packed"

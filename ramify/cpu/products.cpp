@@ -57,7 +57,7 @@ void multiply_part(const Product& product, const Part& part, long panel, long fi
         if constexpr (fixed_rows<Format>() > 0)
             if (product.fixed.blocks)
                 return multiply_fixed_panel<Format>(product.fixed, units, first, rows, product.depth, sums);
-        if constexpr (fixed_rows<Format>() < EVERY) multiply_panel<Format>(x, units, rows, product.depth, sums);
+        multiply_panel<Format>(x, units, rows, product.depth, sums);
     });
     if (!part.bias) return;
     const long column = panel * TILE_COLUMNS, left = part.columns - column;
@@ -155,9 +155,13 @@ extern "C" void unpack_rows(long format, const uint8_t* panels, const int64_t* r
     });
 }
 
-// Up to how many rows of x are to be fixed-point numbers for weights of a format; 0 if they may not be.
-extern "C" long most_fixed_rows(long format) {
-    return with_format(format, [](auto each) { return fixed_rows<decltype(each)>(); });
+// Up to how many rows of x are to be fixed-point numbers for weights of a format; 0 if they may not be. `alike`: rows
+// of any number are to have one form.
+extern "C" long most_fixed_rows(long format, long alike, long has_wide_products) {
+    return with_format(format, [&](auto each) {
+        constexpr long possible = fixed_rows<decltype(each)>();
+        return !alike ? fastest_fixed_rows<decltype(each)>(has_wide_products) : possible < EVERY ? 0 : possible;
+    });
 }
 
 extern "C" long product_memory(const Weight* weight, long rows) {
