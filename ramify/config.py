@@ -59,7 +59,8 @@ class ModelConfig:
     )
     int8_activations: bool = setting(
         False,
-        "on a CPU: quantised weights are multiplied by activations of 8 bits; faster with several rows, not exact",
+        "on a CPU: quantised weights are multiplied by activations of 8 bits where several rows make that faster; not "
+        "exact",
     )
     batch_invariant: bool = setting(
         False, "a request's tokens and logprobs are the same to the bit whatever else runs; slower"

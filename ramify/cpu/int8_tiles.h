@@ -16,6 +16,16 @@ constexpr long TOTALLED = 16;            // numbers of x whose sum is kept: the 
 constexpr long BYTES_AT_ONCE = 256;      // weights of a column that are unpacked: 16 KiB of a panel, in the first cache
 constexpr long BYTES_PREFETCHED = 2048;  // ahead in memory
 
+// Up to how many rows the exact product takes no longer: it unpacks weights in registers, this one to the cache, which
+// pays once several tiles of rows read them there.
+template <class Format>
+constexpr long most_exact_rows() {
+    if constexpr (UNSIGNED_BYTES) return Format::NUMBER_BITS > 5 ? 6 : 4;
+    if constexpr (!RAMIFY_PAIRS) return 0;
+    if constexpr (Format::NUMBER_BITS == 8) return WIDTH == 16 ? 6 : 0;
+    return 2;
+}
+
 // Rows as integers. In every eight numbers, those at even places come first: so do the weights.
 struct Int8Rows {
     int8_t* numbers;  // (rows, depth)

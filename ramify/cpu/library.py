@@ -35,6 +35,8 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "unpack_rows": ([_LONG] + [_POINTER] * 3 + [_LONG] * 3, None),
     # format, alike, has_wide_products
     "most_fixed_rows": ([_LONG] * 3, _LONG),
+    # format, alike
+    "least_int8_rows": ([_LONG] * 2, _LONG),
     # weight, rows
     "product_memory": ([_POINTER, _LONG], _LONG),
     # weight, x, out, rows, ending, memory, threads
@@ -76,6 +78,7 @@ class Library:
         self.pack = functions.pack
         self.unpack_rows = functions.unpack_rows
         self._most_fixed_rows = functions.most_fixed_rows
+        self._least_int8_rows = functions.least_int8_rows
         self.product_memory = functions.product_memory
         self.multiply_packed = functions.multiply_packed
         self.layers_memory = functions.layers_memory
@@ -113,6 +116,11 @@ class Library:
     def most_fixed_rows(self, number_format: int, *, alike: bool) -> int:
         """Up to how many rows of x are to be fixed-point numbers (panels.py)."""
         found: int = self._most_fixed_rows(number_format, alike, self._has_wide_products)
+        return found
+
+    def least_int8_rows(self, number_format: int, *, alike: bool) -> int:
+        """From how many rows of x on they are to be integers of 8 bits, where that is wanted; 0: never (panels.py)."""
+        found: int = self._least_int8_rows(number_format, alike)
         return found
 
     def keep_torch_on_this_thread(self) -> None:

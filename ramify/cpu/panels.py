@@ -13,8 +13,8 @@ Where weights are integers and scales, rows of x take the form in which they are
     fixed   fixed-point numbers of 24 bits (fixed_tiles.h): sums of integers are exact, so a product is nearer to the
             true one than a sum of float32. Where a processor adds four products of bytes at once (VNNI), any number
             of rows, or the first dozens if its products of float32 are as wide; with AVX2 or AVX-512 alone, two.
-    int8    with int8 activations, integers of 8 bits in blocks of 32 (int8_tiles.h). That is faster, and no longer the
-            dequantised model.
+    int8    with int8 activations, integers of 8 bits in blocks of 32 (int8_tiles.h), where rows are so many that this
+            is faster. It is no longer the dequantised model.
 Whatever the form, a row does not depend on others; its last bits may depend on how many there are, except with
 `batch_invariant`.
 """
@@ -192,15 +192,17 @@ class Product:
         first = parts[0][1]
         assert isinstance(first, Panels)
         self._order = None if first.order is None else first.order.to(torch.int64).contiguous()
-        told, has_integers, most_fixed_rows = [], False, 0
+        told, most_fixed_rows, least_int8_rows = [], 0, 0
         for first_row, part in parts:
             assert isinstance(part, Panels)
             assert (part.order is None) == (first.order is None), "all parts multiply columns in one order"
-            has_integers |= part.stored_in.holds_integers
-            most = self._library.most_fixed_rows(part.stored_in.type_id, alike=self._batch_invariant)
+            number_format = part.stored_in.type_id
+            most = self._library.most_fixed_rows(number_format, alike=self._batch_invariant)
             most_fixed_rows = max(most_fixed_rows, most)
+            least = self._library.least_int8_rows(number_format, alike=self._batch_invariant)
+            least_int8_rows = max(least_int8_rows, least)
             address = None if bias is None else bias.data_ptr() + first_row * bias.itemsize
-            told.append(PartFields(part.stored_in.type_id, part.data.data_ptr(), address, part.num_rows))
+            told.append(PartFields(number_format, part.data.data_ptr(), address, part.num_rows))
         assert sum(part.columns for part in told) == len(self.linear.weight), "some rows of the weight were not packed"
         return WeightFields(
             (PartFields * len(told))(*told),
@@ -209,7 +211,7 @@ class Product:
             self._columns,
             None if self._order is None else self._order.data_ptr(),
             most_fixed_rows,
-            self._int8 and has_integers,
+            least_int8_rows if self._int8 else 0,
         )
 
 

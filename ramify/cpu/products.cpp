@@ -17,7 +17,7 @@ constexpr long FORM_ROWS = 16;  // rows that a thread writes in another form at 
 long num_panels(const Part& part) { return (part.columns + TILE_COLUMNS - 1) / TILE_COLUMNS; }
 
 Form form_of(const Weight& weight, long rows) {
-    if (weight.is_int8) return INT8;
+    if (weight.least_int8_rows && rows >= weight.least_int8_rows) return INT8;
     return rows <= weight.most_fixed_rows ? FIXED : NUMBERS;
 }
 
@@ -161,6 +161,15 @@ extern "C" long most_fixed_rows(long format, long alike, long has_wide_products)
     return with_format(format, [&](auto each) {
         constexpr long possible = fixed_rows<decltype(each)>();
         return !alike ? fastest_fixed_rows<decltype(each)>(has_wide_products) : possible < EVERY ? 0 : possible;
+    });
+}
+
+// From how many rows of x on integers of 8 bits are to be their form, where that is asked for; 0 if they may not be.
+extern "C" long least_int8_rows(long format, long alike) {
+    return with_format(format, [&](auto each) {
+        using Format = decltype(each);
+        if constexpr (Format::HOLDS_INTEGERS) return alike ? 1 : most_exact_rows<Format>() + 1;
+        return 0l;
     });
 }
 

@@ -17,7 +17,7 @@ struct Weight {
     int64_t num_parts, depth, columns;  // columns: of the output
     const int64_t* order;               // the column of x that each column of the weight multiplies, or null
     int64_t most_fixed_rows;            // up to how many rows of x are to be fixed-point numbers
-    int64_t is_int8;                    // whether x is to be integers of 8 bits where the weight is
+    int64_t least_int8_rows;            // from how many rows of x on they are to be integers of 8 bits; 0: never
 };
 
 extern "C" {

@@ -31,7 +31,7 @@ class WeightFields(ctypes.Structure):
         ("columns", _INTEGER),
         ("order", _POINTER),
         ("most_fixed_rows", _INTEGER),
-        ("is_int8", _INTEGER),
+        ("least_int8_rows", _INTEGER),
     ]
 
 

@@ -49,6 +49,7 @@ def _multiplied(x: Tensor, part: StoredTensor) -> Tensor:
 @settings(max_examples=30)
 def test_products_of_integers(library: Library, product: DrawnProduct) -> None:  # noqa: F811
     """Parts of several formats, any number of rows. Integers are exact, so only the last bits of sums may differ."""
+    product = product._replace(alike=True)  # integers for few rows too
     parts = product.parts
     generator = torch.Generator().manual_seed(product.seed)
     x, spread = torch.randn(2, product.rows, product.depth, generator=generator)
@@ -74,7 +75,8 @@ def test_products_of_integers(library: Library, product: DrawnProduct) -> None: 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it(library: Library) -> None:  # noqa: F811
     packing = PanelPacking(library, int8_activations=True)
-    packed = product_of(packing, [stored("Q4_K", 100, 768, seed=1), stored("Q6_K", 30, 768, seed=2)])
+    parts = [stored("Q4_K", 100, 768, seed=1), stored("Q6_K", 30, 768, seed=2)]
+    packed = product_of(packing, parts, batch_invariant=True)
     x = torch.randn(300, 768, generator=torch.Generator().manual_seed(3))
     together = torch.empty(300, 130)
     packed.multiply(x, together)
@@ -84,9 +86,27 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(library: Library) -> None: 
         assert torch.equal(some, together[:count])
 
 
+@pytest.mark.parametrize("name", [each.name for each in FORMATS_BY_NAME.values() if each.holds_integers])
+def test_few_rows_are_multiplied_as_without_it_where_that_is_faster(library: Library, name: str) -> None:  # noqa: F811
+    """As integers they would take longer: one sequence lost two fifths of its speed by the option."""
+    parts = [stored(name, 100, 1024, seed=1)]
+    exact, rough = PanelPacking(library), PanelPacking(library, int8_activations=True)
+    least = library.least_int8_rows(FORMATS_BY_NAME[name].type_id, alike=False)
+    assert least >= 1
+    for rows in (1, least - 1, least, 64):
+        if rows < 1:
+            continue
+        x = torch.randn(rows, 1024, generator=torch.Generator().manual_seed(rows))
+        found, expected = torch.empty(2, rows, 100)
+        product_of(rough, parts).multiply(x, found)
+        product_of(exact, parts).multiply(x, expected)
+        assert torch.equal(found, expected) == (rows < least), rows
+
+
 def test_blocks_at_the_ends_of_the_numbers(library: Library) -> None:  # noqa: F811
     """Zeros and the smallest numbers give zeros; where an input is no number, no output of its row is one."""
-    packed = product_of(PanelPacking(library, int8_activations=True), [stored("Q8_0", 70, 64, seed=1)])
+    packing = PanelPacking(library, int8_activations=True)
+    packed = product_of(packing, [stored("Q8_0", 70, 64, seed=1)], batch_invariant=True)
     x = torch.randn(7, 64, generator=torch.Generator().manual_seed(3))
     x[0] = 0.0
     x[1] = 1e-44
