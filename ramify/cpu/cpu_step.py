@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from ramify.config import LogprobsMode
 from ramify.cpu.library import Library
+from ramify.cpu.mixer import CpuMixer
 from ramify.cpu.sampler_operators import CpuOperators
 from ramify.device.layers import Layers
 from ramify.device.step import DeviceStep
@@ -29,16 +30,17 @@ class CpuStep(DeviceStep):
         batch_invariant: bool = False,
     ) -> None:
         """The library of the layers' kernels; None: they run on torch's operators."""
+        operators = None if library is None else CpuOperators(library)
         super().__init__(
             layers,
             max_num_seqs=max_num_seqs,
             logprobs_mode=logprobs_mode,
-            mixer=mixer,
+            mixer=mixer if mixer is None or operators is None else CpuMixer(mixer, operators),
             batch_invariant=batch_invariant,
         )
         self._library = library
-        if library is not None:
-            self.sampler.operators = CpuOperators(library)
+        if operators is not None:
+            self.sampler.operators = operators
 
     def launch(self, plan: Plan) -> Ticket:
         # A sum of torch's takes its order from the number of threads: invariant, that is always one.

@@ -55,6 +55,11 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "crossings": ([_POINTER] * 4 + [_LONG] * 3, None),
     # seed_low, seed_high, child, position, first, level, noise, rows, count, threads
     "gumbel": ([_POINTER] * 5 + [_LONG, _POINTER] + [_LONG] * 3, None),
+    # vocabulary
+    "mixture_scratch": ([_LONG], _LONG),
+    # theta, stride, teacher, stride, forced, method, given, alpha_min, alpha_max,
+    # logits, numbers, scratch, rows, vocabulary, threads
+    "mix_rows": ([_POINTER, _LONG] * 2 + [_POINTER, _LONG] + [_DOUBLE] * 3 + [_POINTER] * 3 + [_LONG] * 3, None),
     # queries, heads, head_dim
     "attention_scratch": ([_LONG] * 3, _LONG),
     # queries, query_stride, pool, out, scores, order, tables, items, num_shared, num_items,
@@ -88,6 +93,8 @@ class Library:
         self.ranked_floors = functions.ranked_floors
         self.crossings = functions.crossings
         self.gumbel = functions.gumbel
+        self.mixture_scratch = functions.mixture_scratch
+        self.mix_rows = functions.mix_rows
         self.attention_scratch = functions.attention_scratch
         self.attend = functions.attend
         self.tile_columns: int = functions.tile_columns()

@@ -12,16 +12,7 @@ namespace {
 constexpr long BLOCK = 256;  // ids of the first level of a draw
 constexpr long BUCKETS = 4096;
 constexpr float REACH = 40.0f;  // how far below the largest key the buckets go; what is lower shares the last
-constexpr float LOG2_E = 1.44269504f;
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
-
-// The vector at `from`; what is missing of it becomes `fill`.
-Vector load_some(const float* from, long count, float fill) {
-    if (count >= WIDTH) return load(from);
-    float padded[WIDTH];
-    for (long lane = 0; lane < WIDTH; ++lane) padded[lane] = lane < count ? from[lane] : fill;
-    return load(padded);
-}
 
 float largest_of(const float* values, long count) {
     Vector most = broadcast(NEVER);
@@ -36,8 +27,7 @@ float log_sum(const float* logits, long count) {
     const float most = largest_of(logits, count);
     const float shift = most == NEVER ? 0.0f : most;  // of nothing but -inf and NaN, the sum tells which
     Vector total{};
-    for (long j = 0; j < count; j += WIDTH)
-        total += power_of_two((load_some(logits + j, count - j, NEVER) - shift) * LOG2_E);
+    for (long j = 0; j < count; j += WIDTH) total += exponential(load_some(logits + j, count - j, NEVER) - shift);
     return most + std::log(sum(total));
 }
 
@@ -57,7 +47,7 @@ struct Ones {
 struct Likelihoods {
     float most, least;
     Vector operator()(long, long, Vector keys) const {
-        const Vector weights = power_of_two((keys - most) * LOG2_E);
+        const Vector weights = exponential(keys - most);
         return keys < least ? Vector{} : weights;
     }
 };

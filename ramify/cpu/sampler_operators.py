@@ -79,6 +79,42 @@ class CpuOperators(Operators):
         )
         return found
 
+    def mix(
+        self,
+        theta: Tensor,
+        teacher: Tensor,
+        forced: Tensor,
+        *,
+        method: int,
+        given: float,
+        bounds: tuple[float, float],
+        num_numbers: int,
+    ) -> tuple[Tensor, Tensor]:
+        """log q* (R, vocabulary), and what is told of each row (R, num_numbers) float64; see mixture.cpp."""
+        theta, teacher, forced = _in_rows(theta), _in_rows(teacher), forced.contiguous()
+        rows, vocab_size = theta.shape
+        threads = min(self._threads.for_a_call, rows)
+        logits = theta.new_empty(rows, vocab_size)
+        numbers = theta.new_empty(rows, num_numbers, dtype=torch.float64)
+        scratch = theta.new_empty(threads, self._library.mixture_scratch(vocab_size))
+        self._library.mix_rows(
+            theta.data_ptr(),
+            theta.stride(0),
+            teacher.data_ptr(),
+            teacher.stride(0),
+            forced.data_ptr(),
+            method,
+            given,
+            *bounds,
+            logits.data_ptr(),
+            numbers.data_ptr(),
+            scratch.data_ptr(),
+            rows,
+            vocab_size,
+            threads,
+        )
+        return logits, numbers
+
 
 def _in_rows(logits: Tensor) -> Tensor:
     """Rows may lie anywhere, or be one and the same; the numbers of a row lie side by side."""

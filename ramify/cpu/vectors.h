@@ -25,6 +25,22 @@ static inline Vector load(const float* from) { return *reinterpret_cast<const Un
 static inline void store(float* to, Vector value) { *reinterpret_cast<Unaligned*>(to) = value; }
 static inline Vector broadcast(float value) { return value - Vector{}; }
 
+static inline Vector larger(Vector one, Vector two) { return one > two ? one : two; }
+static inline Vector smaller(Vector one, Vector two) { return one < two ? one : two; }
+
+// The vector at `from`, of which there are `count` numbers; what is missing becomes `fill`.
+static inline Vector load_some(const float* from, long count, float fill) {
+    if (count >= WIDTH) return load(from);
+    float padded[WIDTH];
+    for (long lane = 0; lane < WIDTH; ++lane) padded[lane] = lane < count ? from[lane] : fill;
+    return load(padded);
+}
+
+static inline void store_some(float* to, long count, Vector value) {
+    if (count >= WIDTH) return store(to, value);
+    for (long lane = 0; lane < count; ++lane) to[lane] = value[lane];
+}
+
 // For magnitudes below 2^23. GCC's own conversion goes through single numbers.
 static inline Integers nearest_integers(Vector values) {
 #if defined(__AVX512F__)
@@ -124,6 +140,8 @@ static inline Vector power_of_two(Vector x) {
     value = value * rest + 1.0f;
     return value * (Vector)(((Integers)shifted << 23) + 0x3f800000);  // the integer as an exponent
 }
+
+static inline Vector exponential(Vector x) { return power_of_two(x * 1.44269504f); }
 
 // The left side of a product: element (row, k) lies at begin + row * row_stride + k * depth_stride.
 struct Left {

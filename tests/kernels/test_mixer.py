@@ -15,7 +15,7 @@ from ramify.gpu import mixer as kernel
 from ramify.sampling import mixture as truth
 from ramify.sampling.mixture import Mixed
 from tests import mixture_reference as reference
-from tests.mixture_reference import KINDS, check_row, pairs, worst_ratio
+from tests.mixture_reference import KINDS, compare, pairs, worst_ratio
 
 METHODS: list[dict[str, Any]] = [
     {},
@@ -38,22 +38,6 @@ def both(theta: Tensor, teacher: Tensor, device: torch.device, **options: Any) -
     )
     on_cpu = Mixed(*(getattr(made, field.name).cpu() for field in fields(Mixed)))
     return on_cpu, truth.mix(teacher, theta, config, first=first, special_token_ids=special)
-
-
-def compare(made: Mixed, wanted: Mixed, theta: Tensor, teacher: Tensor) -> None:
-    for name in ("clamped", "disjoint", "sound"):
-        assert torch.equal(getattr(made, name), getattr(wanted, name)), name
-    for row in range(len(theta)):
-        if made.disjoint[row]:
-            continue
-        check_row(made, row, theta, teacher)
-        a, b = reference.log_probabilities(theta[row]), reference.log_probabilities(teacher[row])
-        spread = min(1.0, float((b - a)[(a > -math.inf) & (b > -math.inf)].abs().max()))
-        # Where the models nearly agree, α is all but free: q is the same to the last digit.
-        loose = 2e-6 / max(spread, 1e-3) ** 2
-        assert float(made.alpha[row]) == pytest.approx(float(wanted.alpha[row]), abs=min(max(2e-6, loose), 1e-2))
-        for name in ("normaliser_theta", "normaliser_teacher"):
-            assert float(getattr(made, name)[row]) == pytest.approx(float(getattr(wanted, name)[row]), abs=1e-5), name
 
 
 @pytest.mark.parametrize("kind", KINDS)
