@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from ramify.gpu.kernels import divided_prefix, hopper_prefix, prefix_attention
-from ramify.gpu.kernels.walk import EXACT_BLOCK_M, EXACT_BLOCK_N
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,9 @@ DIVIDED_BESIDE = replace(DIVIDED, options={"roles": divided_prefix.BESIDE_OTHERS
 def way_for(device: torch.device, dtype: torch.dtype, head_dim: int, *, exact: bool) -> PrefixWay:
     if not exact and hopper_prefix.can_schedule(device, dtype, head_dim):
         return SCHEDULED
-    size = dtype.itemsize
-    queries, positions = (
-        (EXACT_BLOCK_M, EXACT_BLOCK_N) if exact else (prefix_attention.BLOCK_M, prefix_attention.BLOCK_N)
-    )
     return PrefixWay(
         prefix_attention.prefix_attention,
-        queries[size],
-        positions[size],
+        *prefix_attention.tile_of(dtype.itemsize, exact=exact),
         prefix_attention.PROGRAMS_PER_PROCESSOR,
         overlaps=False,
         options={"exact": exact},

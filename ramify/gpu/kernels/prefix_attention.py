@@ -23,7 +23,14 @@ import triton.language as tl
 from ramify.gpu.kernels import work_list
 from ramify.gpu.kernels.attention_task import AttentionTask, Sharing
 from ramify.gpu.kernels.decode_attention import FIRST_ITEM, NUM_ITEMS
-from ramify.gpu.kernels.walk import EXACT_BLOCK_N, EXACT_OPTIONS, begin_part, finish, walk_to_the_end
+from ramify.gpu.kernels.walk import (
+    EXACT_BLOCK_M,
+    EXACT_BLOCK_N,
+    EXACT_OPTIONS,
+    begin_part,
+    finish,
+    walk_to_the_end,
+)
 
 PREFIX_FIELDS = tl.constexpr(work_list.PREFIX_FIELDS)
 PREFIX, START, END, FIRST_QUERY, NUM_QUERIES, SPLIT = map(tl.constexpr, range(work_list.PREFIX_FIELDS))
@@ -109,6 +116,12 @@ def _prefix(  # type: ignore[no-untyped-def]
         tl.store(lse + target, score, mask=real)
 
 
+def tile_of(itemsize: int, *, exact: bool) -> tuple[int, int]:
+    """How many queries and positions a tile has."""
+    queries, positions = (EXACT_BLOCK_M, EXACT_BLOCK_N) if exact else (BLOCK_M, BLOCK_N)
+    return queries[itemsize], positions[itemsize]
+
+
 def prefix_attention(
     task: AttentionTask,
     sharing: Sharing,
@@ -121,6 +134,9 @@ def prefix_attention(
     num_stages: int = NUM_STAGES,
 ) -> None:
     size = task.kv.element_size()
+    queries, positions = tile_of(size, exact=exact)
+    block_m = block_m or queries
+    assert not exact or block_m <= EXACT_BLOCK_M[size], "larger tiles are multiplied by other instructions (walk.py)"
     _prefix[(num_programs,)](
         *task.read,
         *sharing,
@@ -128,8 +144,8 @@ def prefix_attention(
         *task.strides,
         task.scale,
         **task.shape,
-        BLOCK_M=block_m or BLOCK_M[size],
-        BLOCK_N=block_n or (EXACT_BLOCK_N if exact else BLOCK_N)[size],
+        BLOCK_M=block_m,
+        BLOCK_N=block_n or positions,
         EXACT=exact,
         num_warps=num_warps,
         num_stages=num_stages,
