@@ -83,9 +83,16 @@ class FakeLayers:
     def prepare(self, reads: Reads) -> None:
         size = reads.block_size
         reads = replace(reads, tables=self._true_tables(reads))
+        starts, ends = (reads.ends - 1).tolist(), (reads.ends - 1 + reads.num_rows).tolist()
+        written = {
+            block
+            for table, start, end in zip(reads.tables, starts, ends, strict=True)
+            for block in table[start // size : -(-end // size)]
+        }
         for prefix in reads.shared:
             tables = {reads.tables[sharer][: prefix.num_blocks] for sharer in prefix.sharers}
             assert len(tables) == 1, "sharers that do not share"
+            assert written.isdisjoint(tables.pop()), "read together while this step writes it"
             assert all(reads.ends[sharer] > prefix.num_blocks * size for sharer in prefix.sharers), "not yet computed"
             assert all(reads.begins[sharer] == prefix.num_blocks * size for sharer in prefix.sharers)
         self._reads = reads

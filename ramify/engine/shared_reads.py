@@ -1,12 +1,19 @@
-"""Which chunks of one model's step may read the same leading blocks together; looked for when somebody came."""
+"""Which chunks of one model's step may read the same leading blocks together; looked for when somebody came.
+
+    chunk 0   [0][1][2]|3 4 5|        computes blocks 3, 4 and 5
+    chunk 1   [0][1][2][3][4][5]|6|   came in the same step, and holds them already
+    chunk 2   [0][1][2][3][4][5]|7|   so does this one: 1 and 2 share three blocks now, and six in the next step
+
+What is shared was computed before the step: devices read it while kernels before are still at work.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from ramify.engine.blocks import BlockManager
 from ramify.engine.plan import Chunk, Onward, SharedPrefix
-from ramify.engine.sharing import best_sharing, common_blocks
+from ramify.engine.sharing import Table, best_sharing, common_blocks
 
 
 class SharedReads:
@@ -67,8 +74,9 @@ class SharedReads:
         if self._looked_at:
             places = (*changed, *range(len(members), len(keys)))
             coming = [keys[index] for index in places if keys[index] not in self._looked_at]
+        all_is_there = True
         if any(map(self._manager.is_shared, coming)):
-            self._look(chunks, onward, moving)
+            all_is_there = self._look(chunks, onward, moving)
             self._looked_at = set(keys)
         else:
             self._looked_at.update(coming)
@@ -80,12 +88,20 @@ class SharedReads:
                     sharers[number].append(index)
         found = zip(self._num_blocks, sharers, strict=True)
         shared = [SharedPrefix(num_blocks, tuple(rows)) for num_blocks, rows in found if len(rows) > 1]
-        if any(len(chunk.token_ids) > 1 and self._manager.is_shared(chunk.key) for chunk in chunks):
-            self.forget()  # prompts on their way will share more in the next step
+        is_on_its_way = any(len(chunk.token_ids) > 1 and self._manager.is_shared(chunk.key) for chunk in chunks)
+        if is_on_its_way or not all_is_there:
+            self.forget()  # more will be shared in the next step
         self._last = (members, shared) if not chunks else None
         return shared
 
-    def _look(self, chunks: Sequence[Chunk], onward: Onward | None, moving: Sequence[range]) -> None:
+    def _look(self, chunks: Sequence[Chunk], onward: Onward | None, moving: Sequence[range]) -> bool:
+        """Returns whether all that rows hold was there before the step, but for what each computes itself."""
+        size = self._manager.block_size
+        written = {
+            block
+            for chunk in chunks
+            for block in chunk.block_table[chunk.start // size : -(-(chunk.start + len(chunk.token_ids)) // size)]
+        }
         rows = [(chunk.key, chunk.start, chunk.block_table) for chunk in chunks]
         for beams in moving:
             first = chunks[beams[0]].block_table
@@ -95,9 +111,20 @@ class SharedReads:
                 self._moving.add(chunks[index].key)
         if onward is not None:
             rows = [*zip(onward.keys(), onward.positions.tolist(), onward.tables, strict=True), *rows]
+            written.update(onward.blocks.tolist())
         rows = [row for row in rows if self._manager.is_shared(row[0])]
         # Only blocks that were full before this step count: a chunk's own positions are not its past.
-        tables = [table[: start // self._manager.block_size] for _, start, table in rows]
+        held = [table[: start // size] for _, start, table in rows]
+        tables = [_without_last(table, written) for table in held]
         found = best_sharing(tables)
         self._num_blocks = [sharing.num_blocks for sharing in found]
         self._sharing_of = {rows[row][0]: number for number, sharing in enumerate(found) for row in sharing.rows}
+        return tables == held
+
+
+def _without_last(table: Table, blocks: Set[int]) -> Table:
+    """Without those of these blocks at the end: what comes after a block is not computed before it."""
+    length = len(table)
+    while length and table[length - 1] in blocks:
+        length -= 1
+    return table[:length]

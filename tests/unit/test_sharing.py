@@ -122,3 +122,44 @@ def test_who_comes_shares_and_who_comes_by_a_name_of_one_who_left_does_not() -> 
     manager.extend("b", 0, 12)
     stranger = Chunk([7], 9, manager.table("b"), "b")
     assert reads.find([stranger, siblings[0], siblings[2]]) == [SharedPrefix(2, (1, 2))]
+
+
+def test_what_the_same_step_computes_is_shared_in_the_next_one() -> None:
+    """Three equal prompts come at once: two hold what the first is computing, of which a GPU's kernels read shared
+    blocks before those that write keys and values have ended."""
+    prompt = list(range(9))
+    manager = BlockManager(16, 4, enable_prefix_caching=True)
+    reads = SharedReads(manager)
+    manager.extend("old", 0, 4)
+    manager.publish("old", 4, lambda start, end: prompt[start:end])
+    manager.adopt("first", manager.find(prompt))
+    manager.extend("first", 4, 9)
+    manager.publish("first", 8, lambda start, end: prompt[start:end])
+    first = Chunk(prompt[4:], 4, manager.table("first"), "first")
+    others = []
+    for name in ("second", "third"):
+        assert manager.adopt(name, manager.find(prompt)) == 8
+        manager.extend(name, 8, 9)
+        others.append(Chunk(prompt[8:], 8, manager.table(name), name))
+    assert reads.find([first, *others]) == [SharedPrefix(1, (0, 1, 2))]
+    for name in ("first", "second", "third"):
+        manager.extend(name, 9, 10)
+    nexts = [Chunk([7], 9, manager.table(name), name) for name in ("first", "second", "third")]
+    assert reads.find(nexts) == [SharedPrefix(2, (0, 1, 2))]
+
+
+def test_a_block_that_a_single_row_completes_is_shared_in_the_next_step() -> None:
+    manager = BlockManager(16, 4, enable_prefix_caching=True)
+    reads = SharedReads(manager)
+    tokens = list(range(9))
+    manager.extend("first", 0, 8)
+    manager.publish("first", 8, lambda start, end: tokens[start:end])
+    first = Chunk(tokens[7:8], 7, manager.table("first"), "first")
+    others = []
+    for name in ("second", "third"):
+        manager.adopt(name, manager.find(tokens))
+        manager.extend(name, 8, 9)
+        others.append(Chunk(tokens[8:], 8, manager.table(name), name))
+    assert reads.find([first, *others]) == [SharedPrefix(1, (0, 1, 2))]
+    nexts = [Chunk([7], 8, manager.table("first"), "first"), *others]
+    assert reads.find(nexts) == [SharedPrefix(2, (0, 1, 2))]
