@@ -103,8 +103,8 @@ class GpuLayers:
         self._pace = Pace(int(can_overlap(decoder.device)))
         self._paces: MeasuredPace | None = None
         if self._pace.overlaps and forms is not None and not batch_invariant and decoder.ranks is None:
-            shape, stopwatch = LayerShape(arch, decoder.dtype), GraphStopwatch(decoder.device)
-            self._paces = MeasuredPace(shape, forms, stopwatch.seconds, unproven=unproven_paces)
+            stopwatch = GraphStopwatch(decoder.device)
+            self._paces = MeasuredPace(LayerShape.of(decoder), forms, stopwatch.seconds, unproven=unproven_paces)
         weights = zip(
             weights_of("read", [layer.qkv for layer in layers]),
             added([layer.output for layer in layers]),

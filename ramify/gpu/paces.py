@@ -27,6 +27,7 @@ from ramify.gpu.kernels.early_decode import MOST_PAIRS
 from ramify.gpu.product_forms import ALWAYS, MIB, MOST_ROWS, NEVER, Pace
 from ramify.gpu.products import TRIAL_BYTES
 from ramify.gpu.tuning import Launch
+from ramify.models.decoder import Decoder
 from ramify.models.families import Architecture
 
 STAYING_FROM = (ALWAYS, 16, 64, NEVER)  # MiB of a weight
@@ -40,6 +41,12 @@ class LayerShape:
     arch: Architecture
     dtype: torch.dtype
     is_shared: bool = False  # whether rows read prefixes together
+
+    @classmethod
+    def of(cls, decoder: Decoder) -> LayerShape:
+        """As its weights are held: those of a quantised folder may be numbers, and are then like any others."""
+        is_packed = any(linear.parts for layer in decoder.layers for linear in layer.linears)
+        return cls(decoder.arch if is_packed else replace(decoder.arch, quantization=None), decoder.dtype)
 
     @property
     def name(self) -> str:

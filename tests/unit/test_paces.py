@@ -11,10 +11,14 @@ import torch
 
 from ramify.gpu.form_cache import FormCache
 from ramify.gpu.paces import LayerShape, MeasuredPace
+from ramify.gpu.packed_parts import DensePart
 from ramify.gpu.product_forms import ALWAYS, NEVER, Pace, Vendor
 from ramify.gpu.tuning import Launch
+from ramify.models.decoder import Decoder
 from ramify.models.families import architecture_from_config
+from ramify.models.gguf_quants import FORMATS_BY_NAME
 from ramify.models.quantization_config import Quantization
+from tests.architectures import SMALL
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -136,6 +140,16 @@ def test_packed_weights_have_no_programs_that_stay() -> None:
     assert packed.paces(1) == [Pace(0), Pace(1), Pace(1, reads_early=1)]
     assert packed.num_tried == 5
     assert "GPTQ, 4 bits" in packed.name
+
+
+def test_weights_of_a_quantised_folder_that_became_numbers_are_like_any_others() -> None:
+    """With `dequantize` they may stay, and are not told of under the name of packed ones."""
+    decoder = Decoder(replace(SMALL, quantization=Quantization("gptq", 4, 128)), torch.bfloat16, torch.device("cpu"))
+    plain = LayerShape.of(decoder)
+    assert plain == LayerShape(SMALL, torch.bfloat16)
+    layer = decoder.layers[-1]
+    layer.down.parts = {0: DensePart(FORMATS_BY_NAME["BF16"], layer.down.weight)}
+    assert "GPTQ, 4 bits" in LayerShape.of(decoder).name
 
 
 def test_weights_stay_from_a_size_on() -> None:
