@@ -20,7 +20,7 @@ from typing import cast
 import torch
 from triton.runtime.errors import OutOfResources
 
-from ramify.device.graphs import must_run_first, padded
+from ramify.device.graphs import capture_stream, must_run_first, padded
 from ramify.gpu.form_cache import FormCache, Named
 from ramify.gpu.product_candidates import Chip, candidates
 from ramify.gpu.product_forms import Form, Product, Vendor
@@ -117,7 +117,11 @@ class GraphStopwatch:
 
     def _capture(self, launch: Launch) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device), torch.cuda.graph(graph):
+        # torch's own stream is one of the first GPU that captured anything, and would make that the current one.
+        with (
+            torch.cuda.device(self._device),
+            torch.cuda.graph(graph, stream=capture_stream(torch.cuda.current_device())),
+        ):
             launch()
         return graph
 

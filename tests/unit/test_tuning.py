@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +26,7 @@ from ramify.gpu.product_candidates import (
     candidates,
 )
 from ramify.gpu.product_forms import Form, FormsByRule, Pace, Product, Vendor
-from ramify.gpu.tuning import MeasuredForms, Trial
+from ramify.gpu.tuning import GraphStopwatch, MeasuredForms, Trial
 
 H200 = Chip(processors=132, shared_memory=227 * 1024)
 HOPPER = Chip(processors=132, shared_memory=227 * 1024, is_hopper=True)
@@ -186,3 +187,30 @@ def test_the_rule_needs_no_measurement(product: Product) -> None:
     assert isinstance(forms.of(2), Tiles)
     assert isinstance(forms.of(64), Tiles)
     assert forms.of(65) == Vendor()
+
+
+def test_trials_of_a_second_gpu_are_captured_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own capturing stream belongs to whichever GPU captured first, and makes it the current one."""
+    seen: list[object] = []
+    current = [0]
+
+    @contextmanager
+    def device(asked: torch.device) -> Iterator[None]:
+        before, current[0] = current[0], asked.index
+        yield
+        current[0] = before
+
+    @contextmanager
+    def graph(_graph: object, stream: object = None) -> Iterator[None]:
+        seen.append(stream)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(tuning, "capture_stream", lambda index: f"stream of GPU {index}", raising=False)
+    for index in (0, 1):
+        stopwatch = GraphStopwatch(torch.device("cuda", index))
+        stopwatch._capture(lambda: seen.append(f"launched on GPU {current[0]}"))
+    assert seen == ["stream of GPU 0", "launched on GPU 0", "stream of GPU 1", "launched on GPU 1"]
