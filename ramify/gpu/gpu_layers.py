@@ -27,7 +27,7 @@ from torch import Tensor
 from ramify.device.layers import Batch
 from ramify.device.pool import KVPool
 from ramify.device.reads import Reads, SharingRule
-from ramify.errors import UnsupportedError
+from ramify.errors import UnsupportedError, UnsupportedModelError
 from ramify.gpu.exact_prompts import ExactPrompts
 from ramify.gpu.followers import Followers
 from ramify.gpu.form_cache import FormCache
@@ -54,6 +54,7 @@ from ramify.models.linear import Linear
 
 # Fewer positions are read again sooner than a second kernel starts.
 SHARING = SharingRule(fewest_positions=512, prompts=False)
+HEAD_DIMS = (16, 32, 64, 128, 256)  # tiles are powers of two
 
 
 class _Layer:
@@ -77,6 +78,7 @@ class GpuLayers:
         unproven_paces: bool = False,
     ) -> None:
         arch = decoder.arch
+        _check_heads(arch)
         if batch_invariant:
             _check_invariant(arch, decoder.dtype)
         settle(decoder)
@@ -236,6 +238,15 @@ class GpuLayers:
         if self._has_prompts and self._exact_prompts is None:
             self._paged_prompts.attend(queries, kv, out)
         return out
+
+
+def _check_heads(arch: Architecture) -> None:
+    """Refuses what the kernels of attention have no tiles for."""
+    if arch.head_dim not in HEAD_DIMS:
+        raise UnsupportedModelError(
+            f"on a GPU a head has {', '.join(map(str, HEAD_DIMS))} dimensions; this model's have {arch.head_dim} "
+            "(device='cpu' serves them)"
+        )
 
 
 def _check_invariant(arch: Architecture, dtype: torch.dtype) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ramify.device.layers import Batch
 from ramify.device.pool import KVPool
+from ramify.errors import UnsupportedModelError
 from ramify.gpu.gpu_layers import GpuLayers
 from ramify.models.decoder import Decoder, parameters
 from ramify.models.weights import fill
@@ -127,3 +128,12 @@ def test_ranks_come_to_what_one_rank_comes_to(name: str, tokens: int, device: to
     torch.testing.assert_close(found[0][0], expected[0], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(found[0][1], expected[1], atol=1e-3, rtol=1e-4)
     assert torch.equal(found[0][0], found[1][0])
+
+
+@pytest.mark.parametrize("head_dim", [8, 96, 100, 512])
+def test_heads_without_tiles_are_refused(head_dim: int, device: torch.device) -> None:
+    """By name, and not by the compiler in the first step."""
+    arch = replace(SMALL, head_dim=head_dim)
+    decoder = Decoder(arch, torch.float32, device)
+    with pytest.raises(UnsupportedModelError, match=f"16, 32, 64, 128, 256 dimensions; this model's have {head_dim}"):
+        GpuLayers(decoder, KVPool(arch, 2, 16, torch.float32, device), max_rows=4, max_model_len=32)
