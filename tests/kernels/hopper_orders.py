@@ -2,8 +2,8 @@
 
 The same sum occurs in several compiled forms of a kernel (one part or several, with filters in the batch or without),
 and which form runs depends on who else is in the step. A sum's order follows from how its numbers lie in threads, so
-for each kind the forms must agree on that; products must all be made by the same matrix instruction. Prints one line a
-kind: its name and how many different ways there are.
+for each kind the forms must agree on that; products must all be made by the same matrix instruction, and so must those
+of attention. Prints one line a kind: its name and how many different ways there are.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from ramify.device.reads import Reads
+from ramify.engine.plan import SharedPrefix
+from ramify.gpu.exact_prompts import ExactPrompts
 from ramify.gpu.invariant_products import InvariantWeight
 from ramify.gpu.kernels.controls import ControlTables, control_blocks
 from ramify.gpu.kernels.norm import add_rms_norm
@@ -23,8 +27,11 @@ from ramify.gpu.kernels.parts import Parts
 from ramify.gpu.kernels.race import BlockScores, KeyWords, draw_tokens, score_blocks
 from ramify.gpu.kernels.rope_write import rope_and_write
 from ramify.gpu.kernels.row_product import Norm
+from ramify.gpu.kernels.stretches import PositionCuts
+from ramify.gpu.paged import PagedDecode
 from ramify.gpu.products import Stream
 from ramify.models.linear import Linear
+from tests.attention_truth import decode_reads
 from tests.kernels.hopper import CPU, Hopper
 
 BF16 = torch.bfloat16
@@ -120,6 +127,32 @@ def products() -> None:
         weight.logits(x, torch.zeros(rows, 2048))
 
 
+def attention() -> None:
+    """Rows by themselves, rows that share a prefix, and a piece of a prompt, in the tiles that engines take."""
+    heads, kv_heads, head_dim, rows, cuts = 14, 2, 128, 4, PositionCuts(2048)
+    paged = PagedDecode(
+        max_rows=rows,
+        max_parts=rows * cuts.most_parts,
+        max_blocks=64,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        block_size=16,
+        dtype=BF16,
+        device=CPU,
+        cuts=cuts,
+        exact=True,
+    )
+    kv, queries = torch.zeros(1024, 2, kv_heads, head_dim, dtype=BF16), torch.zeros(20, heads, head_dim, dtype=BF16)
+    for shared in ((), (SharedPrefix(32, tuple(range(rows))),)):
+        paged.write_list(paged.work_list(decode_reads((700,) * rows, shared, 16)))
+        out = torch.zeros(rows, heads * head_dim, dtype=BF16)
+        paged.attend(queries[:rows], kv, out, with_prefix=bool(shared))
+    one = np.ones(1, np.int64)
+    piece = Reads.of(0 * one, len(queries) * one, one, [(0, 1)], [], block_size=16, size=len(queries))
+    ExactPrompts(piece, cuts).attend(queries, kv)
+
+
 if __name__ == "__main__":
     compiled = Compiled()
     compiled.ways("norms", norms)
@@ -127,3 +160,4 @@ if __name__ == "__main__":
     compiled.ways("blocks", blocks)
     compiled.ways("draws", draws)
     compiled.kinds("products", products)
+    compiled.kinds("attention", attention)
