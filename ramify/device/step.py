@@ -135,6 +135,7 @@ class DeviceStep:
     def check_drafts_of(self, other: DeviceStep) -> None:
         """The one model of another step on this device drafts for this one."""
         assert other._kernels is not None, "it draws on the device"
+        other._aside = self._aside  # what it is asked for otherwise waits for the last pass, which reads its buffers
         graphs = Graphs(self.device, use_graphs=self.graphs.are_on)
         self._chain = Chain(
             other.lanes[0], other._kernels, graphs, self._aside, tokens=self._draws.tokens, room=self._room

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ramify import MixtureConfig, Request, SamplingParams
+from ramify.device.aside import Aside
 from ramify.device.graphs import padded
 from ramify.drive.chained_model import ChainedModel
 from ramify.engine.blocks import BlockManager
@@ -21,7 +23,7 @@ from ramify.engine.core import EngineCore
 from ramify.engine.demands import SamplerChoice
 from ramify.engine.drafting.tempo import Tempo
 from ramify.engine.drafting.together import Together
-from ramify.engine.plan import MOST_DRAFTED
+from ramify.engine.plan import MOST_DRAFTED, Chunk, Plan, Work
 from ramify.gpu.sampler import KernelSampler
 from ramify.outputs import RequestOutput
 from ramify.sampling import columns as column
@@ -226,3 +228,35 @@ def test_a_model_of_its_own_saves_steps() -> None:
     with always([0, 0, 3, 3, 3]):
         assert run(core, [([9, *prompt], none, each) for prompt, none, each in asked])
     assert core.stats()["accepted_tokens"] > stats["accepted_tokens"]
+
+
+def test_a_model_computes_what_comes_next_behind_its_last_pass() -> None:
+    """That pass has a stream of its own, and reads the buffers in which the rows of the model's next step are written.
+
+    It begins one before any drafts are checked if all whom it drafted for have ended, and somebody is swapped in.
+    """
+    core = engine_with_model(200, 64)
+    drafter = core.scheduler.speculation.drafter  # type: ignore[union-attr]
+    assert isinstance(drafter, ChainedModel)
+    own = drafter._step
+    assert isinstance(own, FakeDevice)
+    beside: set[int] = set()  # asides with a pass under way
+    running, join = Aside.running, Aside.join
+
+    @contextmanager
+    def noted(self: Aside) -> Iterator[None]:
+        beside.add(id(self))
+        with running(self):
+            yield
+
+    def joined(self: Aside) -> None:
+        beside.discard(id(self))
+        join(self)
+
+    with always([2]), patch.object(Aside, "running", noted), patch.object(Aside, "join", joined):
+        core.add_request(Request("0", None, [1, 2, 3], SamplingParams(max_tokens=40, ignore_eos=True)))
+        while not drafter.is_ahead:
+            core.step()
+        assert beside, "the last pass for the next step's drafts is under way"
+        own.launch(Plan([Work([Chunk([5, 6], 0, (199,), "another")])]))
+        assert not beside
