@@ -17,6 +17,8 @@ from ramify.device.graphs import padded
 from ramify.engine.core import EngineCore
 from ramify.engine.demands import SamplerChoice
 from ramify.engine.plan import Plan, Ticket
+from ramify.gpu.kernels import selection as fields
+from ramify.gpu.kernels.selection import empty_orders, empty_totals, select_beams
 from ramify.gpu.sampler import KernelSampler
 from tests.fake import VOCAB, FakeDevice, fake_engine
 from tests.kernels.test_schedules import TorchKernels
@@ -153,3 +155,34 @@ def test_whoever_comes_and_goes_beams_chosen_unseen_are_those_of_a_search_alone(
         max_num_batched_tokens=max(together, world.max_num_batched_tokens),
     )
     run_schedule(world, data, TorchBeams(padded(world.max_num_seqs), VOCAB, CPU, "raw"))
+
+
+def test_of_a_small_vocabulary_all_tokens_are_candidates() -> None:
+    """Fewer than a search asks for: behind the last one lie those of the next row, which are not this beam's."""
+    width = 2
+    searches = torch.zeros(2, fields.FIELDS.value, dtype=torch.int64)
+    entry = searches[1]
+    searches[0, 0], entry[:5] = 1, torch.tensor([width, 5, 0, 1, 1])  # one search: five candidates, and one end
+    entry[fields.ENDS.value] = 2
+    for first in (fields.ROWS, fields.LANE_ROWS, fields.ORDER):
+        entry[first.value : first.value + width] = torch.tensor([0, 1])
+    entry.view(torch.float64)[fields.TOTALS.value : fields.TOTALS.value + width] = torch.tensor([-9.0, 0.0]).double()
+    token_ids = torch.tensor([[0, 1, 2], [2, 0, 1]])
+    weights = torch.tensor([[-1.0, -2.0, -3.0], [-0.1, -3.0, -8.0]])
+    chosen, parents = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    logprobs, told = torch.zeros(2), torch.zeros(2, fields.NUM_TOLD.value, dtype=torch.int64)
+    select_beams(
+        searches,
+        empty_totals(2, CPU),
+        empty_orders(2, CPU),
+        token_ids,
+        weights,
+        weights,
+        chosen=chosen,
+        chosen_logprobs=logprobs,
+        parents=parents,
+        told=told,
+    )
+    # -3 and -8 by the second beam, -10 and -11 by the first, whose place the second continuation takes.
+    assert told[:, fields.TOTAL.value].view(torch.float64).tolist() == [-8.0, -3.0]
+    assert (chosen.tolist(), parents.tolist()) == ([1, 0], [1, 1])

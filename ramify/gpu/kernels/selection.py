@@ -129,7 +129,8 @@ def _select(
 
         listed = tl.arange(0, LISTED).to(tl.int64)
         at = rows[:, None] * num_listed + listed[None, :]
-        is_listed = stands[:, None] & (listed < count)[None, :]
+        # Of a vocabulary with fewer tokens than candidates are asked for, all are listed.
+        is_listed = stands[:, None] & (listed < tl.minimum(count, num_listed))[None, :]
         token_ids = tl.load(listed_ids + at, mask=is_listed, other=-1)
         logprobs = tl.load(listed_logprobs + at, mask=is_listed, other=0.0)
         sums = totals[:, None] + tl.load(listed_weights + at, mask=is_listed, other=float("-inf")).to(tl.float64)
