@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ramify.device.reads import Int64s, Reads
+from ramify.device.staging import Staging
 from ramify.engine.sharing import Table, common_blocks
 
 ENTRIES_AT_ONCE = 2**17  # of block tables, sent in one piece
@@ -22,15 +25,8 @@ class DeviceTables:
         self._known: list[Table] = [()] * tables.shape[0]
         self._last_rows: Int64s = np.empty(0, np.int64)  # of the step before, in its order
         self._last_tables: Sequence[Table] = ()
-        pinned = tables.device.type == "cuda"
-        # Two, in turns: one may still be on its way to the device while the next is written.
-        self._staged = [
-            (
-                torch.empty(ENTRIES_AT_ONCE, dtype=torch.int64, pin_memory=pinned),
-                torch.empty(ENTRIES_AT_ONCE, dtype=torch.int32, pin_memory=pinned),
-            )
-            for _ in range(2)
-        ]
+        self._entries = Staging(ENTRIES_AT_ONCE, dtype=torch.int64, device=tables.device)
+        self._blocks = Staging(ENTRIES_AT_ONCE, dtype=torch.int32, device=tables.device)
 
     def follow(self, reads: Reads) -> None:
         """Sends what differs: mostly nothing, now and then a block at the end."""
@@ -65,16 +61,16 @@ class DeviceTables:
 
     def _send(self, entries: Int64s, blocks: Sequence[int]) -> None:
         """Through pinned memory, so that the host does not wait for the device; a long list goes in pieces."""
-        device = self._tables.device
         values = np.array(blocks, dtype=np.int32)
         for start in range(0, len(entries), ENTRIES_AT_ONCE):
-            where, sent = self._staged[0]
-            self._staged.reverse()
-            if start >= 2 * ENTRIES_AT_ONCE and device.type == "cuda":
-                torch.cuda.current_stream(device).synchronize()  # both are on their way
-            count = min(ENTRIES_AT_ONCE, len(entries) - start)
-            where.numpy()[:count] = entries[start : start + count]
-            sent.numpy()[:count] = values[start : start + count]
+            piece = slice(start, start + ENTRIES_AT_ONCE)
             self._tables.view(-1).index_copy_(
-                0, where[:count].to(device, non_blocking=True), sent[:count].to(device, non_blocking=True)
+                0, self._sent(self._entries, entries[piece]), self._sent(self._blocks, values[piece])
             )
+
+    def _sent(self, staging: Staging, numbers: NDArray[Any]) -> Tensor:
+        staged = staging.take()[: len(numbers)]
+        staged.numpy()[:] = numbers
+        sent = staged.to(self._tables.device, non_blocking=True)
+        staging.sent()
+        return sent

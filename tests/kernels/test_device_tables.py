@@ -81,3 +81,15 @@ def test_a_step_that_breaks_off_while_tables_are_sent_leaves_no_row_half_known()
             assert place > 20
             return
     pytest.fail("it came to no end")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="on a CPU a copy is made at once")
+def test_steps_that_nobody_waits_for_are_told_their_own_tables() -> None:
+    """The device is busy while the host goes on: what is sent for one step stays what it was until it has arrived."""
+    on_device = torch.full((1, 4), -1, dtype=torch.int32, device="cuda")
+    held, rows, ones, seen = DeviceTables(on_device), np.zeros(1, np.int64), np.ones(1, np.int64), []
+    torch.cuda._sleep(10**9)  # type: ignore[no-untyped-call]
+    for step in range(8):
+        held.follow(Reads.of(rows, ones, ones, [(step, step + 1)], [], block_size=16, size=1))
+        seen.append(on_device[0, :2].clone())
+    assert [tables.tolist() for tables in seen] == [[step, step + 1] for step in range(8)]
