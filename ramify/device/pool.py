@@ -115,7 +115,11 @@ class KVPool:
         return self._host_blocks
 
     def _tensor(self, numbers: Sequence[int] | Sequence[BlockCopy]) -> Tensor:
-        return torch.tensor(numbers, device=self.kv.device)
+        held = torch.tensor(numbers)
+        if self.kv.device.type != "cuda":
+            return held
+        # Through pinned memory: a plain copy would wait for all that was launched before.
+        return held.pin_memory().to(self.kv.device, non_blocking=True)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ramify.device.pool import KVPool
+from ramify.engine.plan import BlockCopy
 from tests.conftest import CheckpointMaker
 from tests.gpu.engines import engine, step_of, tokens
 
@@ -43,6 +45,20 @@ def test_running_ahead_changes_no_token(folder: Path, kind: str) -> None:
     ahead, behind = engine(folder, "bfloat16"), engine(folder, "bfloat16")
     step_of(behind).runs_ahead = False
     assert tokens(ahead, **KINDS[kind]) == tokens(behind, **KINDS[kind])
+
+
+@torch.inference_mode()
+def test_the_host_goes_on_while_blocks_are_copied(folder: Path) -> None:
+    """As siblings do once they fork inside a block: the step before may still run, and others are a step ahead."""
+    pool = step_of(engine(folder, "bfloat16")).lanes[0].layers.pool
+    assert isinstance(pool, KVPool)
+    pool.blocks[:, 1] = 3.0
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pool.copy_blocks([BlockCopy(1, 2), BlockCopy(1, 3)])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert bool((pool.blocks[:, 2:4] == 3.0).all())
 
 
 @pytest.mark.parametrize("kind", ["one row", "plain"])
