@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import torch
@@ -15,6 +15,8 @@ from ramify.device.memory_returned import PutAway, forget_pages
 from ramify.engine.plan import BlockCopy, Work
 from ramify.errors import ModelError
 from ramify.models.families import Architecture
+
+COPIED_AT_ONCE = 2**28  # bytes
 
 
 class KVPool:
@@ -73,22 +75,33 @@ class KVPool:
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Gives each target block its source's content, in all layers."""
-        if copies:
-            sources, targets = self._tensor(copies).unbind(1)
-            self.blocks.index_copy_(1, targets, self.blocks.index_select(1, sources))
+        for layers, sources, targets in self._pieces(copies):
+            blocks = self.blocks[layers]
+            blocks.index_copy_(1, targets, blocks.index_select(1, sources))
 
     def swap_out(self, copies: Sequence[BlockCopy]) -> None:
         """From device blocks to host blocks."""
-        if copies:
-            sources, targets = self._tensor(copies).unbind(1)
-            self._host().index_copy_(1, targets.cpu(), self.blocks.index_select(1, sources).cpu())
+        for layers, sources, targets in self._pieces(copies):
+            content = self.blocks[layers].index_select(1, sources).cpu()
+            self._host()[layers].index_copy_(1, targets.cpu(), content)
 
     def swap_in(self, copies: Sequence[BlockCopy]) -> None:
         """From host blocks to device blocks."""
+        for layers, sources, targets in self._pieces(copies):
+            content = self._host()[layers].index_select(1, sources.cpu()).to(self.kv.device)
+            self.blocks[layers].index_copy_(1, targets, content)
+
+    def _pieces(self, copies: Sequence[BlockCopy]) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Some layers, and these blocks in them: sources (n,) and targets (n,).
+
+        What they hold is no more than COPIED_AT_ONCE, or one layer: nobody set memory aside for blocks on their way,
+        and they move when there is the least to spare. In each layer all sources are read before a target is written.
+        """
         if copies:
             sources, targets = self._tensor(copies).unbind(1)
-            content = self._host().index_select(1, sources.cpu()).to(self.kv.device)
-            self.blocks.index_copy_(1, targets, content)
+            step = max(1, COPIED_AT_ONCE // (len(copies) * self.layer_blocks[0][0].nbytes))
+            for first in range(0, len(self.blocks), step):
+                yield slice(first, first + step), sources, targets
 
     def give_back(self) -> None:
         """Frees the memory of all blocks, on the device and on the host: nothing that they hold is needed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from ramify.device.pool import KVPool, bytes_per_block
 from ramify.device.rehearsal import NUM_BLOCKS, Largest, largest_plans
 from ramify.device.sizing import GpuMemory, num_blocks
 from ramify.device.step import DeviceStep
+from ramify.engine.plan import BlockCopy
 from ramify.errors import InvalidInputError, ModelError
 from ramify.models.decoder import Decoder, parameters
 from ramify.models.loader import choose_dtype
@@ -122,3 +124,28 @@ def test_a_first_token_need_not_clear_huge_pages(monkeypatch: pytest.MonkeyPatch
 def test_a_cache_that_no_system_has_is_refused() -> None:
     with pytest.raises(ModelError, match=r"GiB for the KV cache: num_kv_blocks"):
         KVPool(SMALL, 10**15, 16, torch.float32, torch.device("cpu"))
+
+
+def test_blocks_on_their_way_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand siblings that forked inside a block, or a long context that was swapped out, took gigabytes beside a
+    cache that is as large as memory allows. They go a few layers at a time, and arrive as if they went at once."""
+    arch, taken = replace(SMALL, num_layers=5), []
+    pool = KVPool(arch, 8, 4, torch.float32, torch.device("cpu"), num_host_blocks=4)
+    pool.kv.normal_()
+    before, select = pool.blocks.clone(), torch.Tensor.index_select
+
+    def noted(self: torch.Tensor, *where: Any) -> torch.Tensor:
+        content = select(self, *where)
+        taken.append(content.nbytes)
+        return content
+
+    monkeypatch.setattr(torch.Tensor, "index_select", noted)
+    most = 2 * 3 * bytes_per_block(SMALL, 4, torch.float32) // SMALL.num_layers  # of three blocks in two layers
+    monkeypatch.setattr("ramify.device.pool.COPIED_AT_ONCE", most)
+    pool.copy_blocks([BlockCopy(0, 1), BlockCopy(1, 2), BlockCopy(7, 0)])
+    assert torch.equal(pool.blocks[:, :3], before[:, [7, 0, 1]])
+    pool.swap_out([BlockCopy(0, 3), BlockCopy(1, 0), BlockCopy(2, 1)])
+    pool.swap_in([BlockCopy(1, 4), BlockCopy(3, 5), BlockCopy(0, 6)])
+    assert torch.equal(pool.blocks[:, 4:], before[:, [1, 7, 0, 7]])
+    assert torch.equal(pool.blocks[:, 3], before[:, 3])
+    assert max(taken) == most
