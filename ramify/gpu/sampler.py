@@ -203,13 +203,15 @@ class KernelSampler:
     ) -> None:
         """Controls act on both models, filters on their mixture, whose logprobs are the raw ones."""
         teacher, theta = (part[:, : self._vocab_size] for part in logits)
-        nothing_left = None
+        nothing_left = not_finite = None
         if choice.controls:
-            tops = []
+            tops, sums = [], []
             for track, part in enumerate((teacher, theta)):
-                _, after = self._control(part, numbers, track=track, charges=choice.charges)
+                before, after = self._control(part, numbers, track=track, charges=choice.charges)
                 tops.append(after.scores.largest.amax(-1))
+                sums.append(before.scores.raw_sums.sum(-1))
             nothing_left = torch.stack(tops).amin(0) == -torch.inf
+            not_finite = ~torch.stack(sums).isfinite().all(0)  # also where controls leave nothing of it
             teacher, theta = (part[: len(numbers.slots)] for part in self._controlled)
         pair = mixer.mix(teacher, theta, numbers.temperatures, numbers.positions == 0)
         # The temperature is in the mixture; what is left of it is whether the likeliest token is wanted.
@@ -221,6 +223,8 @@ class KernelSampler:
         if nothing_left is not None:
             drawn.faults.masked_fill_(nothing_left, NOTHING_LEFT)
         drawn.faults.masked_fill_(~pair.mixed.sound, NOT_FINITE)
+        if not_finite is not None:
+            drawn.faults.masked_fill_(not_finite, NOT_FINITE)
         drawn.mixture.copy_(pair.numbers(drawn.token_ids))
 
     def _draw_before(self, raw: Scored, left: Scored, numbers: Numbers, choice: SamplerChoice, drawn: Drawn) -> Scored:

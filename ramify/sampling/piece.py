@@ -51,6 +51,7 @@ class Piece:
     processed: Tensor | None  # (R, vocabulary)
     mode: LogprobsMode
     alive: Tensor | None  # (R,) whether anything is left to draw, where that could fail
+    finite: Tensor | None  # (R,) whether no logit of two models was NaN or infinite, where controls may hide that
     mixed: MixedRows | None  # where two models were mixed
     remaining: Remaining | None = None  # after filters, where some row asks for it
     expansions: dict[int, Expansions] = field(default_factory=dict)  # of beams, by row
@@ -63,6 +64,8 @@ class Piece:
         for row, fault in self.rows.faults.items():
             result.faults[indices[row]] = fault
         finite = self.normaliser.isfinite() if self.mixed is None else self.mixed.mixed.sound
+        if self.finite is not None:
+            finite = finite & self.finite
         self._tell_faults(indices, finite, NOT_FINITE, result)
         if self.alive is not None:
             self._tell_faults(indices, self.alive, NOTHING_LEFT, result)

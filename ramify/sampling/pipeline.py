@@ -170,8 +170,10 @@ class Sampler:
         """A few rows of each source to the winners of the race's first level."""
         settings = rows.settings
         controlled = [control(each, replace(rows, role=role) if role else rows) for role, each in enumerate(logits)]
-        changed = [after for before, after in zip(logits, controlled, strict=True) if after is not before]
-        alive = [each.amax(-1) > -torch.inf for each in changed]
+        changed = [pair for pair in zip(logits, controlled, strict=True) if pair[1] is not pair[0]]
+        alive = [after.amax(-1) > -torch.inf for _, after in changed]
+        # What controls forbid is no part of a mixture, and a model that fails there has failed all the same.
+        finite = [before.amax(-1) < torch.inf for before, _ in changed if self._mixer is not None]
         mixed = None
         if self._mixer is None:
             [raw], [kept] = logits, controlled
@@ -212,6 +214,7 @@ class Sampler:
             processed=kept if keeps else None,
             mode=self.logprobs_mode,
             alive=torch.stack(alive).all(0) if alive else None,
+            finite=torch.stack(finite).all(0) if finite else None,
             mixed=mixed,
             remaining=Remaining.of(uncut, kept, settings.is_greedy, best) if settings.has_kept else None,
         )

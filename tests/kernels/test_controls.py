@@ -20,7 +20,7 @@ from ramify import MixtureConfig, SamplingParams
 from ramify.config import LogprobsMode
 from ramify.device.rows import upload
 from ramify.engine.demands import LONGEST_BAD_WORD, Demands
-from ramify.engine.plan import Draw, StepResult, TokenReport
+from ramify.engine.plan import NOT_FINITE, Draw, StepResult, TokenReport
 from ramify.gpu.controls import ControlSlots
 from ramify.gpu.sampler import KernelSampler
 from ramify.sampling import columns as column
@@ -246,6 +246,21 @@ def test_both_models_of_a_mixture(device: torch.device) -> None:
         compare(by_kernels(sampler, logits, blind, device), expected, mixed=True)
         for output, token in zip(outputs, expected.token_ids, strict=True):
             output.append(token)
+
+
+def test_a_model_that_fails_where_controls_forbid_has_failed(device: torch.device) -> None:
+    """Of two models too, by kernels as by torch: what was not finite was gone before anybody looked."""
+    names = ["allowed", "min tokens", "all", "plain"]
+    asked = [demands(name, number, words=True, tracks=2) for number, name in enumerate(names)]
+    mixer = Mixer(MixtureConfig())
+    sampler, truth = KernelSampler(8, VOCAB, device, "raw", mixer), Sampler("raw", mixer)
+    logits = [rows(len(names), torch.Generator().manual_seed(8)) for _ in range(2)]
+    logits[0][0, 9], logits[1][1, 3], logits[0][2, 4] = torch.nan, torch.nan, torch.inf
+    draws = [Draw(str(number), 0, 0, 0, (), each, ()) for number, each in enumerate(asked)]
+    told = by_kernels(sampler, logits, draws, device)
+    expected = truth.sample([Source(part, range(len(names))) for part in logits], draws)
+    assert told.faults == expected.faults == dict.fromkeys(range(3), NOT_FINITE)
+    assert told.token_ids[3] == expected.token_ids[3]
 
 
 def test_slots_are_kept_given_away_and_written_again(device: torch.device) -> None:
