@@ -78,7 +78,7 @@ static inline Found ess_balance(const PairRow& pair) {
     double alpha = 0.5, low = 0, high = 1;
     if (pair.is_disjoint || pair.span <= IDENTICAL) return {alpha, false};
     for (int step = 0; step < BALANCE_STEPS; ++step) {
-        const Sums before = pair.at<false>(-alpha), beyond = pair.at<false>(2 - alpha);
+        const Sums before = pair.finely_at(-alpha), beyond = pair.finely_at(2 - alpha);
         const double excess = before.log() - beyond.log() + 2 * pair.rest;
         (excess < 0 ? low : high) = alpha;
         const double growth = beyond.mean / beyond.total - before.mean / before.total;

@@ -99,7 +99,7 @@ class PairRow {
     }
 
     // Sums of the exponents of `at` in float64 throughout, and log Σ e of all of theta, less its largest: a small
-    // divergence needs their digits.
+    // divergence needs their digits, and so does the difference of two sums where the models nearly agree.
     Sums finely_at(double beta) const {
         Doubles most = Doubles::of(broadcast(NOTHING)), total{}, mean{}, square{};
         const auto exponents = [&](long j) {
