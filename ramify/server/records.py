@@ -6,12 +6,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPMethod
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _log = logging.getLogger(__name__)
 ARRIVAL = "ramify.arrival"  # in a request's scope: when it came, by the event loop's clock
 _RECORD = "ramify.record"
+_METHODS = frozenset(HTTPMethod)
 Count = Callable[[str, str, int], None]
 
 
@@ -51,6 +53,8 @@ class Recorder:
         clock = asyncio.get_running_loop().time
         scope[ARRIVAL] = clock()
         record, status = record_of(scope), None
+        # A stranger may send any word, and each that was counted would stay in memory for ever.
+        method = scope["method"] if scope["method"] in _METHODS else "unknown"
 
         def route() -> str:
             """As the application calls it: a path may hold anything."""
@@ -60,7 +64,7 @@ class Recorder:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                self._count(scope["method"], route(), status)
+                self._count(method, route(), status)
                 message["headers"] = [*message["headers"], (b"x-content-type-options", b"nosniff")]
             await send(message)
 
@@ -68,4 +72,4 @@ class Recorder:
             await self._app(scope, receive, counted)
         finally:
             if self._log_requests:
-                _log.info("%s", record.line(scope["method"], route(), status, clock() - scope[ARRIVAL]))
+                _log.info("%s", record.line(method, route(), status, clock() - scope[ARRIVAL]))

@@ -8,7 +8,9 @@ import httpx
 import pytest
 
 from ramify import AsyncLLM
-from ramify.server.app import create_app
+from ramify.server.app import app_of, create_app
+from ramify.server.config import ServerConfig
+from ramify.server.service import Service
 from tests.conftest import CheckpointMaker
 from tests.serving import ENGINE_PROCESS, serving
 
@@ -16,6 +18,20 @@ from tests.serving import ENGINE_PROCESS, serving
 @pytest.fixture
 def folder(make_checkpoint: CheckpointMaker) -> Path:
     return make_checkpoint("llama")
+
+
+def test_methods_that_nobody_knows_are_counted_as_one() -> None:
+    """Any word is a method to the HTTP parser; each was a counter of its own, kept for ever, whoever sent it."""
+    with serving(app_of(Service(ServerConfig(api_key="key")))) as url:
+        for number in range(20):
+            assert httpx.request(f"WORD{number}", f"{url}/health").status_code == 405
+            assert httpx.request(f"WORD{number}", f"{url}/v1/models").status_code == 401
+        told = httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer key"}).text
+    counted = {line for line in told.splitlines() if line.startswith("ramify_http_requests_total")}
+    assert counted == {
+        'ramify_http_requests_total{method="unknown",route="/health",status="405"} 20.0',
+        'ramify_http_requests_total{method="unknown",route="unknown",status="401"} 20.0',
+    }
 
 
 def test_metrics_count_what_happened(folder: Path) -> None:
