@@ -67,7 +67,12 @@ def app_of(service: Service) -> FastAPI:
 
     # The last one added is the outermost: a page of another origin may read refusals too, and asks first without a key.
     config = service.config
-    app.add_middleware(Guard, api_key=config.api_key, open_paths=OPEN_PATHS | playground.paths)
+    app.add_middleware(
+        Guard,
+        api_key=config.api_key,
+        open_paths=OPEN_PATHS | playground.paths,
+        max_header_bytes=config.max_header_bytes,
+    )
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

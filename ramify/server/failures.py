@@ -51,6 +51,10 @@ class Failure(HTTPException):
         return JSONResponse(self.as_json(), self.status_code, self.headers)
 
 
+def headers_too_large(most: int) -> Failure:
+    return Failure(431, f"the request line and headers must have at most {most} bytes", code="headers_too_large")
+
+
 class ErrorDetail(BaseModel):
     message: str = Field(description="What is wrong, with the field, the value and what is allowed.")
     type: str = Field(description="A kind of error, by its HTTP status.")

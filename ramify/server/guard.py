@@ -1,4 +1,4 @@
-"""Before every route: the API key, and an answer to mistakes of our own."""
+"""Before every route: the size of headers, the API key, and an answer to mistakes of our own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import logging
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ramify.server.failures import Failure, failure_of
+from ramify.server.failures import Failure, failure_of, headers_too_large
 from ramify.server.records import record_of
 
 _log = logging.getLogger(__name__)
@@ -18,8 +18,9 @@ _log = logging.getLogger(__name__)
 class Guard:
     """Plain ASGI, which passes streams on as they come. `open_paths` need no key: they hold no data."""
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None, open_paths: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, *, api_key: str | None, open_paths: frozenset[str], max_header_bytes: int) -> None:
         self._app = app
+        self._max_header_bytes = max_header_bytes
         self._digest = None if api_key is None else _digest(api_key.encode())
         self._open_paths = open_paths
 
@@ -29,15 +30,10 @@ class Guard:
             return
         if scope["type"] != "http":
             raise RuntimeError("there are no web sockets here")
-        if self._digest is not None and scope["path"] not in self._open_paths and not self._has_key(scope):
-            failure = Failure(
-                401,
-                "a valid API key is needed: send Authorization: Bearer KEY",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-            record_of(scope).error = failure.code
-            await failure.response()(scope, receive, send)
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            record_of(scope).error = refusal.code
+            await refusal.response()(scope, receive, send)
             return
         has_answered = False
 
@@ -55,11 +51,30 @@ class Guard:
             if not has_answered:
                 await failure.response()(scope, receive, send)
 
+    def _refusal(self, scope: Scope) -> Failure | None:
+        # The HTTP parser bounds only what it waits for: headers that come in one piece may be as long as that is.
+        if _header_bytes(scope) > self._max_header_bytes:
+            return headers_too_large(self._max_header_bytes)
+        if self._digest is None or scope["path"] in self._open_paths or self._has_key(scope):
+            return None
+        return Failure(
+            401,
+            "a valid API key is needed: send Authorization: Bearer KEY",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
     def _has_key(self, scope: Scope) -> bool:
         """Compares digests: they have one length, and the time it takes tells nothing about the key."""
         kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         is_right = hmac.compare_digest(_digest(key.strip().encode("latin-1", "replace")), self._digest or b"")
         return is_right and kind.lower() == "bearer"
+
+
+def _header_bytes(scope: Scope) -> int:
+    """Of the request line and the headers, near enough: what stands between names and values is counted too."""
+    line = len(scope["method"]) + len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    return line + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
 def _digest(key: bytes) -> bytes:

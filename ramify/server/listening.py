@@ -8,15 +8,17 @@ import json
 import logging
 import resource
 import socket
+from http import HTTPStatus
 from typing import Any, cast
 
+import h11
 from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ramify.errors import InvalidInputError
 from ramify.server.config import ServerConfig
-from ramify.server.failures import Failure
+from ramify.server.failures import Failure, headers_too_large
 from ramify.server.limits import Limits
 from ramify.server.pipe import give_pipe
 
@@ -197,6 +199,15 @@ class GatedProtocol(H11Protocol):
         if self._is_inside and self.scope is not None and self.cycle is not None:  # its task runs only after this
             give_pipe(cast(Scope, self.scope), SocketPipe(self.transport, self.flow, self.scope["http_version"]))
 
+    def send_400_response(self, _msg: str) -> None:
+        """What is no HTTP is answered as all else that is wrong, unless it comes after the answer to its request."""
+        state, most = self.conn.our_state, self.config.h11_max_incomplete_event_size
+        if state is h11.IDLE and most is not None and len(self.conn.trailing_data[0]) > most:
+            self.transport.write(_last_words(headers_too_large(most)))
+        elif state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(_last_words(Failure(400, "this is no valid HTTP request", code="invalid_http")))
+        self.transport.close()
+
     @property
     def _is_between_requests(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
@@ -216,11 +227,24 @@ def protocol_behind(gate: Gate) -> type[GatedProtocol]:
     return type("Protocol", (GatedProtocol,), {"gate": gate})
 
 
-def _no_room() -> bytes:
-    failure = Failure(503, "the server has too many connections: try later", code="too_many_connections")
+def _last_words(failure: Failure) -> bytes:
+    """A whole answer, after which the connection is closed."""
     body = json.dumps(failure.as_json()).encode()
-    head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    return head.encode() + b"Retry-After: 1\r\nConnection: close\r\n\r\n" + body
+    head = [
+        f"HTTP/1.1 {failure.status_code} {HTTPStatus(failure.status_code).phrase}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        *(f"{name}: {value}" for name, value in (failure.headers or {}).items()),
+        "Connection: close",
+    ]
+    return "\r\n".join([*head, "", ""]).encode() + body
 
 
-_NO_ROOM = _no_room()
+_NO_ROOM = _last_words(
+    Failure(
+        503,
+        "the server has too many connections: try later",
+        code="too_many_connections",
+        headers={"Retry-After": "1"},
+    )
+)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -25,6 +28,7 @@ from ramify.server.service import Service
 from ramify.server.signals import SignalWatch
 from ramify.server.throughput import Throughput
 from ramify.server.to_serve import ModelToServe
+from tests.serving import serving
 
 
 @contextmanager
@@ -164,6 +168,72 @@ def test_nobody_sends_headers_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     silent, slow, then_slow = asyncio.run(connect())
     assert [silent, slow] == [b"", b""]
     assert then_slow.count(b"HTTP/1.1 503") == 1, "what was asked is answered, and then it is closed"
+
+
+@pytest.fixture(scope="module")
+def without_models() -> Iterator[str]:
+    """The address of a server that has nothing to serve."""
+    with serving(app_of(Service(ServerConfig()))) as url:
+        yield url
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "status", "code"),
+    [
+        ([b"\x16\x03\x01 hello\r\n\r\n"], 400, "invalid_http"),
+        ([b"GET /health HTTP/1.1\r\n\r\n"], 400, "invalid_http"),
+        ([HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello"], 400, "invalid_http"),
+        ([HEAD + b"Content-Length: -1\r\n\r\n"], 400, "invalid_http"),
+        ([HEAD + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n"], 400, "invalid_http"),
+        ([ASKED[:-2] + b"X: " + b"x" * 16_384 + b"\r\n\r\n"], 431, "headers_too_large"),
+        ([b"GET /?" + b"x" * 16_384 + ASKED[11:]], 431, "headers_too_large"),
+        ([ASKED[:-2] + b"X: " + b"x" * 20_000, b"x" * 20_000], 431, "headers_too_large"),
+        ([ASKED[:-2] + b"X: y\r\n" * 3_000 + b"\r\n"], 431, "headers_too_large"),
+    ],
+)
+def test_what_is_no_http_or_too_long_is_refused_in_the_shape_of_all_errors(
+    without_models: str, pieces: list[bytes], status: int, code: str
+) -> None:
+    """It was plain text, and headers had no limit at all where they came in one piece."""
+    head, body = sent(without_models, pieces)
+    assert head.startswith(f"HTTP/1.1 {status} ")
+    assert "application/json" in head
+    assert json.loads(body)["error"]["code"] == code
+
+
+def test_headers_just_within_their_limit_are_read(without_models: str) -> None:
+    head, _ = sent(without_models, [ASKED[:-2] + b"Connection: close\r\nX: " + b"x" * 16_200 + b"\r\n\r\n"])
+    assert head.startswith("HTTP/1.1 503 "), "it has no model"
+
+
+def test_nonsense_after_an_answer_ends_the_connection_and_leaves_no_traceback(
+    without_models: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second answer to one request cannot be sent; that it was tried was a traceback in the log each time."""
+    no_chunk = b"POST /nope HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", b"ZZ\r\n"
+    head, body = sent(without_models, list(no_chunk))
+    assert head.startswith("HTTP/1.1 404 ")
+    assert json.loads(body)["error"]["code"] == "unknown_url"
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def sent(url: str, pieces: list[bytes]) -> tuple[str, str]:
+    """Head and body of what comes back until the connection is closed; further pieces go once there is an answer."""
+    address = urlsplit(url)
+    with closing(socket.create_connection((address.hostname, address.port), timeout=30)) as connection:
+        connection.sendall(pieces[0])
+        answer = connection.recv(65_536) if len(pieces) > 1 else b""
+        for piece in pieces[1:]:
+            with suppress(ConnectionError):
+                connection.sendall(piece)
+        with suppress(ConnectionError):
+            while piece := connection.recv(65_536):
+                answer += piece
+    head, _, body = answer.decode().partition("\r\n\r\n")
+    return head, body
 
 
 def test_a_gate_counts_and_tells_once(caplog: pytest.LogCaptureFixture) -> None:
