@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from ramify.engine.request import Request as EngineRequest
+from ramify.errors import InvalidInputError
 from ramify.outputs import CompletionOutput, FinishReason, RequestOutput, ToolCall
 from ramify.sampling_params import SamplingParams
 from ramify.server.body import JsonRoute
@@ -68,6 +69,7 @@ def chat_routes(service: Service) -> APIRouter:
             return intake.chat_request(body.messages, params, name, theta_messages=body.theta_messages, **options)
 
         made = partial(in_words_of_response_format, make) if body.is_formatted else make
+        made = partial(_in_words_of_chats, made)
         request = await beside_the_loop(made if calling is None else partial(calling.in_words_of_tools, made))
         if calling is not None:
             _check_readable(calling)
@@ -75,6 +77,16 @@ def chat_routes(service: Service) -> APIRouter:
         return await answer(service, model, [request], shape, body=body, http=http)
 
     return router
+
+
+def _in_words_of_chats(make: Callable[[], EngineRequest]) -> EngineRequest:
+    """To a chat `logprobs` is yes or no, and their number has another name."""
+    try:
+        return make()
+    except InvalidInputError as error:
+        if not str(error).startswith("logprobs "):
+            raise
+        raise type(error)(f"top_{error}") from None
 
 
 def _calling(service: Service, model: ServedModel, body: ChatCompletionRequest) -> Calling | None:

@@ -21,7 +21,7 @@ from ramify.validation import shown
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 _LONGEST_MESSAGE = 2_000
 _FIRST_WORD = re.compile(r"[a-z_]+")
-_OTHER_FIELDS = {"prompt", "messages", "stream", "stream_options", "response_format"}
+_OTHER_FIELDS = {"prompt", "messages", "stream", "stream_options", "response_format", "top_logprobs"}
 _OTHER_FIELDS |= {"tools", "tool_choice", "parallel_tool_calls"}
 _FIELDS = {field.name for field in fields(SamplingParams)} | _OTHER_FIELDS
 
@@ -97,6 +97,8 @@ def _invalid_fields(error: RequestValidationError) -> Failure:
     """The first thing that is wrong, in the words of our own checks."""
     first = error.errors()[0]
     path = [str(part) for part in first["loc"] if part != "body"]
+    if path[:1] == ["response_format"]:
+        del path[1:2]  # which of the kinds it is, and no name that the client wrote
     field = ".".join(path) or "the body"
     param = path[0] if path else None
     match first["type"]:
@@ -105,7 +107,11 @@ def _invalid_fields(error: RequestValidationError) -> Failure:
         case "missing":
             return Failure(400, f"{field} is missing", param=param, code="missing_field")
         case "model_attributes_type" | "dict_type":
-            return Failure(400, f"{field} must be a JSON object, sent as application/json", param=param)
+            how = "" if path else ", sent as application/json"
+            return Failure(400, f"{field} must be a JSON object{how}", param=param, code="invalid_value")
+        case "union_tag_not_found" | "union_tag_invalid":
+            said = f"{field}.type must be 'text', 'json_object' or 'json_schema', got {shown(first['input'])}"
+            return Failure(400, said, param=param, code="invalid_value")
         case "not_supported":
             said = f"{field} {first['msg']}, got {shown(first['input'])}"
             return Failure(400, said, param=param, code="not_supported")

@@ -8,9 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
 
 from ramify import validation as check
 from ramify.models.generation_defaults import RECOMMENDED_FIELDS, GenerationDefaults
@@ -22,7 +33,12 @@ from ramify.sampling_params import (
     Limits,
     SamplingParams,
 )
-from ramify.server.response_format import ResponseFormat, StructuredOutputs, structure_of
+from ramify.server.response_format import (
+    ResponseFormat,
+    StructuredOutputs,
+    in_words_of_response_format,
+    structure_of,
+)
 
 TokenId = Annotated[int, Field(ge=0, le=check.LARGEST_TOKEN_ID)]
 # The first id that is wrong ends the check: a body may hold millions, and an error for each would fill the memory.
@@ -42,11 +58,33 @@ def _biases(given: dict[str, float]) -> dict[str, float]:
     return given
 
 
+def _or_never(given: object) -> object:
+    if type(given) is bool or given == "never":
+        return given
+    raise ValueError("must be true, false or 'never'")
+
+
+_OrNever = Annotated[
+    bool | Literal["never"], PlainValidator(_or_never), WithJsonSchema({"enum": [True, False, "never"]})
+]
+
+
+def _listed(given: object) -> object:
+    return [given] if isinstance(given, str) else given
+
+
 # Where HTTP differs from SamplingParams. First, fields that are something else in JSON than in Python:
 _Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+_STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
 DIFFERENT: dict[str, Any] = {
     "temperature": Annotated[float, Field(ge=0, le=2)],  # OpenAI's range
-    "stop": _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOP_STRINGS)],
+    # Not a union, of which the first kind would be told of whatever is wrong with the second.
+    "stop": Annotated[
+        list[_Stop],
+        Field(max_length=MAX_STOP_STRINGS),
+        BeforeValidator(_listed),
+        WithJsonSchema({"anyOf": [_STOP_TEXT, {"type": "array", "items": _STOP_TEXT, "maxItems": MAX_STOP_STRINGS}]}),
+    ],
     "logit_bias": Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES), AfterValidator(_biases)],
     "structured_outputs": StructuredOutputs,
 }
@@ -66,7 +104,7 @@ def _json_type(option: dataclasses.Field[Any]) -> Any:
         case "bool":
             return bool
         case "bool | Literal['never']":
-            return bool | Literal["never"]
+            return _OrNever
         case "int":
             return Annotated[int, Field(ge=limits.low, le=limits.high)]
         case "float":
@@ -147,6 +185,10 @@ class OpenAIFields(SamplingFields):
         if structure is not None:
             given["structured_outputs"] = structure
         return given
+
+    def sampling_params(self, defaults: GenerationDefaults, **own: Any) -> SamplingParams:
+        make = partial(super().sampling_params, defaults, **own)
+        return in_words_of_response_format(make) if self.is_formatted else make()
 
     @model_validator(mode="after")
     def _check_structure(self) -> Self:

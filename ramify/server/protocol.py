@@ -47,6 +47,14 @@ def _are_ids(given: object) -> bool:
     return isinstance(given, list) and set(map(type, given)) == {int}
 
 
+def _prompt(given: object) -> str | list[int]:
+    """One prompt; the same."""
+    if isinstance(given, str) or _are_ids(given):
+        return given  # type: ignore[return-value]
+    raise ValueError("must be a text, or token ids")
+
+
+Prompt = Annotated[str | list[int], PlainValidator(_prompt), WithJsonSchema({"anyOf": [_TEXT, _IDS]})]
 Prompts = Annotated[
     list[str | list[int]],
     PlainValidator(_prompts),
@@ -229,9 +237,9 @@ class ChatCompletionRequest(OpenAIFields):
 class GrowthRequest(SamplingFields):
     """Either a prompt or messages."""
 
-    prompt: str | Annotated[TokenIds, Field(min_length=1)] | None = Field(None, description="A text, or token ids.")
+    prompt: Prompt | None = Field(None, description="A text, or token ids.")
     messages: Messages | None = Field(None, description="A conversation, rendered by the chat template.")
-    theta_prompt: str | Annotated[TokenIds, Field(min_length=1)] | None = Field(
+    theta_prompt: Prompt | None = Field(
         None, description="With two models, what the student sees in place of the prompt, which is the teacher's."
     )
     theta_messages: Messages | None = Field(None, description="The same in place of the messages.")

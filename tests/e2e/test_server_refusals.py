@@ -105,11 +105,21 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": list(range(129))}, "stop_token_ids"),
     ({"bad_words": ["x"] * 129}, "bad_words"),
     ({"bad_words": [""]}, "bad_words"),
-    ({"stop": ""}, "stop"),
-    ({"stop": ["a", ""]}, "stop"),
-    ({"stop": ["a"] * 17}, "stop"),
-    ({"stop": "x" * 1_025}, "stop"),
-    ({"stop": 3}, "stop"),
+    ({"stop": ""}, "stop.0 string should have at least 1 character"),
+    ({"stop": ["a", ""]}, "stop.1 string should have at least 1 character"),
+    ({"stop": ["a", 5]}, "stop.1 must be a valid string, got 5"),
+    ({"stop": ["a"] * 17}, "stop list should have at most 16 items"),
+    ({"stop": "x" * 1_025}, "stop.0 string should have at most 1024 characters"),
+    ({"stop": 3}, "stop must be a valid list, got 3"),
+    ({"strategy": "beam_search", "early_stopping": 1}, "early_stopping must be true, false or 'never', got 1"),
+    ({"response_format": "json"}, "response_format must be a JSON object"),
+    ({"response_format": {}}, "response_format.type must be 'text', 'json_object' or 'json_schema', got {}"),
+    ({"response_format": {"type": "xml"}}, "response_format.type must be 'text', 'json_object' or 'json_schema'"),
+    ({"response_format": {"type": "text", "a": 1}}, "response_format.a is not a field"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
+        "response_format.json_schema.name string should match",
+    ),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": 8_192}, "max_model_len"),
@@ -153,6 +163,15 @@ def test_a_bad_field_of_a_completion(client: httpx.Client, llm: AsyncLLM, fields
     assert llm.stats()["steps"] == steps, "nothing has run"
 
 
+def test_a_number_without_end_in_a_schema_is_told_by_the_name_that_was_sent(client: httpx.Client) -> None:
+    """JSON has no infinity, but a number that is too large becomes one."""
+    wanted = '{"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": 1e999}}}'
+    body = f'{{"prompt": "x", "response_format": {wanted}}}'
+    error = refused(client.post(COMPLETIONS, content=body, headers={"Content-Type": "application/json"}))
+    assert error["message"].startswith("response_format.json_schema.schema must be a JSON schema")
+    assert error["param"] == "response_format"
+
+
 BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": "Hi"}, "messages"),
@@ -169,7 +188,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"logprobs": 3}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs needs logprobs"),
-    ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs must be an integer in 0..20, got 21"),
     ({"messages": [*MESSAGES, {"role": "assistant", "content": None}]}, "messages[1].content is null"),
     (
         {"messages": [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]},
@@ -178,8 +197,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools[0].function must be an object with a name"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools are not supported by this model"),
     ({"tool_choice": "required"}, "tool_choice is 'required', which needs tools"),
-    ({"response_format": {"type": "xml"}}, "response_format"),
-    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema is missing"),
     ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs must be"),
     ({"structured_outputs": {"yaml": "a"}}, "structured_outputs must be a dict with one of the keys"),
     ({"parallel_tool_calls": 1}, "parallel_tool_calls must be a valid boolean"),
