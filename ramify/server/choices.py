@@ -10,6 +10,7 @@ from ramify.outputs import CompletionOutput, FinishReason, Inclusion, LogprobRow
 from ramify.sampling_params import SamplingParams
 from ramify.server.failures import Failure
 from ramify.text.codec import TextCodec
+from ramify.text.detokenizer import IncrementalDetokenizer
 
 # JSON has no infinity; OpenAI writes this number for "cannot be".
 _LEAST = -9999.0
@@ -77,26 +78,60 @@ def _columns(reports: Sequence[MixtureReport]) -> dict[str, list[float]]:
 
 
 class CompletionLogprobs:
-    """The logprobs of one choice as completions have them; counts characters for `text_offset`."""
+    """The logprobs of one choice as completions have them, with the places of its tokens in its text.
 
-    def __init__(self, codec: TextCodec) -> None:
+    A character of several tokens is where each of them is, and what the text leaves out takes no place in it.
+    """
+
+    def __init__(self, codec: TextCodec, *, skip_special_tokens: bool) -> None:
         self._codec = codec
         self._offset = 0
+        self._text = self._begin(skip_special_tokens=skip_special_tokens)
 
     def skip(self, text: str) -> None:
         """Moves on by a text that has no logprobs."""
         self._offset += len(text)
 
-    def rows(self, token_ids: Sequence[int], rows: Sequence[LogprobRow | None]) -> dict[str, list[Any]]:
-        made: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    def prompt(self, text: str, token_ids: Sequence[int]) -> list[int]:
+        """The places of a prompt's tokens in its text, behind which the output begins."""
+        offsets, offset, written = [], 0, self._begin(skip_special_tokens=False)
+        special = frozenset() if self._codec.tokenizer is None else self._codec.tokenizer.special_token_ids
+        for token_id in token_ids:
+            place, is_added = offset, token_id in special and not text.startswith(self._own_text(token_id), offset)
+            if not is_added:  # as a tokenizer adds BOS, which is not in the text
+                place, offset = self._placed(written, token_id, offset)
+            offsets.append(min(place, len(text)))
+        self.skip(text)
+        return offsets
+
+    def rows(
+        self, token_ids: Sequence[int], rows: Sequence[LogprobRow | None], before: Sequence[int] = ()
+    ) -> dict[str, list[Any]]:
+        """`before`: the places of the first tokens, which are a prompt's."""
+        made: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [*before]}
         for token_id, row in zip(token_ids, rows, strict=True):
-            text = self._codec.decode_token(token_id)
-            made["tokens"].append(text if self._codec.tokenizer is not None else str(token_id))
-            made["text_offset"].append(self._offset)
+            made["tokens"].append(self._own_text(token_id))
             made["token_logprobs"].append(None if row is None else _bounded(row[token_id].logprob))
             made["top_logprobs"].append(None if row is None else _by_text(row))
-            self._offset += len(text)
+        for token_id in token_ids[len(before) :]:
+            place, self._offset = self._placed(self._text, token_id, self._offset)
+            made["text_offset"].append(place)
         return made
+
+    def _placed(self, text: IncrementalDetokenizer | None, token_id: int, offset: int) -> tuple[int, int]:
+        """Where a token begins if the text is so long before it, and how long it is then."""
+        if text is None:
+            return offset, offset
+        grown, own = text.push(token_id), self._own_text(token_id)
+        held_back = len(grown) - len(own) if grown.endswith(own) else 0  # by tokens before, until this one came
+        return offset + held_back, offset + len(grown)
+
+    def _own_text(self, token_id: int) -> str:
+        return self._codec.decode_token(token_id) if self._codec.tokenizer is not None else str(token_id)
+
+    def _begin(self, *, skip_special_tokens: bool) -> IncrementalDetokenizer | None:
+        tokenizer = self._codec.tokenizer
+        return None if tokenizer is None else IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
 
 
 def _by_text(row: LogprobRow) -> dict[str, float]:

@@ -103,8 +103,12 @@ class CompletionShape:
         self, prompt_index: int, output: RequestOutput, sample: CompletionOutput, *, is_first: bool
     ) -> dict[str, Any]:
         index = self._index(prompt_index, sample)
-        writer = self._logprobs.setdefault(index, CompletionLogprobs(self._codec))
+        if index not in self._logprobs:
+            skips = self._params.skip_special_tokens
+            self._logprobs[index] = CompletionLogprobs(self._codec, skip_special_tokens=skips)
+        writer = self._logprobs[index]
         text, token_ids = sample.text, sample.token_ids
+        before: list[int] = []  # the places of the prompt's tokens
         rows: Sequence[LogprobRow | None] | None = sample.logprobs
         choice: dict[str, Any] = {"index": index}
         if is_first and self._body.echo:
@@ -114,10 +118,11 @@ class CompletionShape:
             if rows is not None and output.prompt_logprobs is not None:
                 token_ids = output.prompt_token_ids + token_ids
                 rows = [*output.prompt_logprobs, *rows]
+                before = writer.prompt(prompt, output.prompt_token_ids)
             else:
                 writer.skip(prompt)
         choice["text"] = text
-        choice["logprobs"] = None if rows is None else writer.rows(token_ids, rows)
+        choice["logprobs"] = None if rows is None else writer.rows(token_ids, rows, before)
         choice.update(common(sample, with_token_ids=bool(self._body.return_token_ids)))
         if is_first and self._body.return_token_ids and not self._model.is_pair:
             choice["prompt_token_ids"] = list(output.prompt_token_ids)

@@ -11,7 +11,7 @@ from ramify.sampling_params import SamplingParams
 from ramify.text.detokenizer import IncrementalDetokenizer
 from ramify.text.messages import validate_messages
 from ramify.text.stream import TextStream
-from ramify.text.token_text import byte_of_character
+from ramify.text.token_text import ByteLevel, Pieces, assembler_for
 from ramify.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -25,9 +25,8 @@ class TextCodec:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.tokenizer = tokenizer
-        description = None if tokenizer is None else tokenizer.decoder_description
-        is_byte_level = description is not None and description["type"] == "ByteLevel"
-        self._alphabet = byte_of_character() if is_byte_level else None
+        assembler = None if tokenizer is None else assembler_for(tokenizer)
+        self._speller = assembler if isinstance(assembler, ByteLevel | Pieces) else None
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
@@ -72,18 +71,21 @@ class TextCodec:
         return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def decode_token(self, token_id: int) -> str:
-        return self.decode([token_id])
+        """What a token adds to a text that goes before it: with the space that decoders drop where a text begins."""
+        spelled = self._spelled(token_id)
+        return self.decode([token_id]) if spelled is None else spelled.decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> list[int]:
         """The bytes that a token stands for, even if they are only part of a character."""
-        token = None if self.tokenizer is None else self.tokenizer.id_to_token(token_id)
-        if self.tokenizer is None or token is None:
-            return []
-        if self._alphabet is not None and all(character in self._alphabet for character in token):
-            return [self._alphabet[character] for character in token]
-        if token_id in self.tokenizer.byte_token_ids:
-            return [int(token[3:5], 16)]
-        return list(self.decode_token(token_id).encode("utf-8"))
+        spelled = self._spelled(token_id)
+        return list(self.decode_token(token_id).encode("utf-8") if spelled is None else spelled)
+
+    def _spelled(self, token_id: int) -> bytes | None:
+        """None where a token's text depends on those around it."""
+        if self.tokenizer is None or self._speller is None:
+            return None
+        token = self.tokenizer.id_to_token(token_id)
+        return b"" if token is None else self._speller.spelled(token)
 
     def make_stream(self, params: SamplingParams) -> TextStream:
         """An empty TextStream with the stop strings and options of these parameters."""
