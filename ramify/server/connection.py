@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -10,10 +12,11 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from ramify.server.events import DONE, EventSource, event_of
-from ramify.server.failures import Failure, failure_of
+from ramify.server.failures import INTERNAL_ERROR, Failure, failure_of
 from ramify.server.pipe import Pipe, pipe_of
 from ramify.server.records import ARRIVAL, record_of
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 CLIENT_GONE = "client_gone"
 _LAST_WORDS_SECONDS = 1.0
@@ -74,7 +77,9 @@ class EventStream(Response):
         leaving = asyncio.ensure_future(_until_gone(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done():
+            if sending.done():
+                sending.result()  # a mistake of ours is the guard's to tell
+            else:
                 record_of(scope).error = CLIENT_GONE
         finally:
             await _cancel(sending, leaving)
@@ -88,8 +93,9 @@ class EventStream(Response):
                 await (self._pass_on(send) if pipe is None else self._pour(pipe))
                 await send(_end(self._unsent, self._source.failure, scope))
         except TimeoutError:
-            async with asyncio.timeout(_LAST_WORDS_SECONDS):  # perhaps it is the client that does not read
-                await send(_end(b"", out_of_time(self._seconds), scope))
+            with contextlib.suppress(TimeoutError):  # perhaps it is the client that does not read
+                async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                    await send(_end(b"", out_of_time(self._seconds), scope))
         finally:
             self._source.hush()
 
@@ -135,6 +141,8 @@ class EventStream(Response):
 def _end(last: bytes, failure: Exception | None, scope: Scope) -> dict[str, Any]:
     if failure is not None:  # too late for a status: the stream itself says what happened
         told = failure_of(failure)
+        if told.code == INTERNAL_ERROR:
+            _log.error("a stream failed", exc_info=failure)
         record_of(scope).error = told.code
         last += event_of(told.as_json())
     return _body(last + DONE, more=False)

@@ -20,6 +20,7 @@ from ramify.validation import shown
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 _LONGEST_MESSAGE = 2_000
+INTERNAL_ERROR = "internal_error"
 _FIRST_WORD = re.compile(r"[a-z_]+")
 _OTHER_FIELDS = {"prompt", "messages", "stream", "stream_options", "response_format", "top_logprobs"}
 _OTHER_FIELDS |= {"tools", "tool_choice", "parallel_tool_calls"}
@@ -90,7 +91,7 @@ def failure_of(error: BaseException) -> Failure:
         case EngineFaultError():
             return Failure(500, str(error), code="engine_fault")
         case _:
-            return Failure(500, "an internal error; the server's log says more", code="internal_error")
+            return Failure(500, "an internal error; the server's log says more", code=INTERNAL_ERROR)
 
 
 def _invalid_fields(error: RequestValidationError) -> Failure:

@@ -245,6 +245,47 @@ def test_a_failure_in_the_middle_is_told_after_what_came_before(by_pipe: bool) -
 
 
 @pytest.mark.parametrize("by_pipe", [True, False])
+def test_a_mistake_of_ours_in_a_stream_is_in_the_log(by_pipe: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The client is told that the log says more, and it said nothing."""
+
+    def wrong(_index: int, _came: RequestOutput) -> bytes:
+        raise KeyError("of the machine")
+
+    async def body() -> None:
+        post = Post()
+        exchange = Exchange(EventSource([post.stream("a")], wrong), FakePipe() if by_pipe else None)
+        post.step("a")
+        await exchange.task
+        assert (
+            json.loads(exchange.sent[-1].split(b"\n\n")[0].removeprefix(b"data: "))["error"]["code"] == "internal_error"
+        )
+        assert exchange.released
+
+    run(body)
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert "of the machine" in str(record.exc_info[1])
+
+
+def test_what_breaks_while_a_stream_is_written_is_not_swallowed() -> None:
+    async def body() -> None:
+        post, pipe = Post(), FakePipe()
+        exchange = Exchange(EventSource([post.stream("a")], texts), pipe)
+        await turns()
+        pipe.write = None  # type: ignore[method-assign, assignment]
+        post.step("a")
+        pipe.is_full = True
+        post.step("a")
+        await turns()
+        pipe.drain()
+        with pytest.raises(TypeError):
+            await exchange.task
+        assert exchange.released
+
+    run(body)
+
+
+@pytest.mark.parametrize("by_pipe", [True, False])
 def test_time_that_is_over_and_clients_that_leave_end_it(by_pipe: bool) -> None:
     async def body() -> None:
         post, pipe = Post(), FakePipe()
