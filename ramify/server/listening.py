@@ -31,6 +31,7 @@ _RESERVED = ACCEPTED_AT_ONCE * _TURNS + _LINGERING + _OWN_FILES
 KERNEL_QUEUE = 2_048
 _LINGER_SECONDS = 1.0
 _HEADER_SECONDS = 30.0
+_LONGEST_MILLISECONDS = 2**31 - 1
 _REASONS = {
     errno.EADDRINUSE: "another program listens there; choose another with --port (0: any free one)",
     errno.EADDRNOTAVAIL: "this machine does not have that address; --host 0.0.0.0 means all that it has",
@@ -51,6 +52,7 @@ def listener_of(config: ServerConfig) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _lose_silent_readers(listener, config.request_timeout)
         listener.bind(address)
         listener.listen(KERNEL_QUEUE)  # now: binding alone does not show that another process listens there
     except OSError as error:
@@ -58,6 +60,15 @@ def listener_of(config: ServerConfig) -> socket.socket:
         what = _REASONS.get(error.errno or 0, error.strerror)
         raise InvalidInputError(f"cannot listen at {config.host} port {config.port}: {what}") from None
     return listener
+
+
+def _lose_silent_readers(listener: socket.socket, seconds: float) -> None:
+    """A client that reads nothing for so long is gone, where the system can tell: what waits for it to read would never
+    end, and its place be taken for ever. Connections have the option from the socket that accepts them.
+    """
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if option is not None:
+        listener.setsockopt(socket.IPPROTO_TCP, option, max(1, min(int(seconds * 1000), _LONGEST_MILLISECONDS)))
 
 
 def address_of(listener: socket.socket) -> str:

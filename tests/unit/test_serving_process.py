@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
@@ -234,6 +235,41 @@ def sent(url: str, pieces: list[bytes]) -> tuple[str, str]:
                 answer += piece
     head, _, body = answer.decode().partition("\r\n\r\n")
     return head, body
+
+
+FEW = """
+from ramify.server.config import ServerConfig
+from ramify.server.front import run_front
+from ramify.server.listening import listener_of
+from ramify.server.service import Service
+config = ServerConfig(port=0, log_interval=0, request_timeout=1, max_connections=1)
+run_front(Service(config), lambda _: [], listener_of(config))
+"""
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system cannot tell who reads nothing")
+def test_who_reads_nothing_keeps_no_place_for_ever() -> None:
+    """An answer that nobody reads is never over: clients without a key could take every connection and keep it."""
+    with script(FEW) as process:
+        assert process.stderr is not None
+        address = "127.0.0.1", int(process.stderr.readline().split("http://127.0.0.1:")[1].split()[0])
+        assert "Serving" in process.stderr.readline()
+        with closing(socket.socket()) as holder:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
+            holder.connect(address)
+            holder.settimeout(0.5)
+            with suppress(TimeoutError):
+                for _ in range(200):  # more answers than all buffers on the way hold
+                    holder.sendall(ASKED.replace(b"/health", b"/") * 200)
+            answers = []
+            for _ in range(100):
+                with closing(socket.create_connection(address, timeout=30)) as other:
+                    answers.append(asked(other))
+                if b"not ready" in answers[-1]:
+                    break
+                time.sleep(0.2)
+    assert b"too_many_connections" in answers[0]
+    assert b"not ready" in answers[-1]
 
 
 def test_a_gate_counts_and_tells_once(caplog: pytest.LogCaptureFixture) -> None:
