@@ -55,6 +55,7 @@ def chat_routes(service: Service) -> APIRouter:
         record_of(http.scope).request_id = name
         options: dict[str, Any] = {
             "add_generation_prompt": body.add_generation_prompt is not False,
+            "continue_final_message": bool(body.continue_final_message),
             "chat_template_kwargs": body.chat_template_kwargs
             if calling is None
             else calling.use.variables(body.chat_template_kwargs),

@@ -23,7 +23,7 @@ _LONGEST_MESSAGE = 2_000
 INTERNAL_ERROR = "internal_error"
 _FIRST_WORD = re.compile(r"[a-z_]+")
 _OTHER_FIELDS = {"prompt", "messages", "stream", "stream_options", "response_format", "top_logprobs"}
-_OTHER_FIELDS |= {"tools", "tool_choice", "parallel_tool_calls"}
+_OTHER_FIELDS |= {"tools", "tool_choice", "parallel_tool_calls", "continue_final_message"}
 _FIELDS = {field.name for field in fields(SamplingParams)} | _OTHER_FIELDS
 
 
@@ -114,7 +114,7 @@ def _invalid_fields(error: RequestValidationError) -> Failure:
             said = f"{field}.type must be 'text', 'json_object' or 'json_schema', got {shown(first['input'])}"
             return Failure(400, said, param=param, code="invalid_value")
         case "not_supported":
-            said = f"{field} {first['msg']}, got {shown(first['input'])}"
+            said = f"{field} {first['msg']}, got {shown(first['input'])}. {first['ctx']['why']}"
             return Failure(400, said, param=param, code="not_supported")
     said = first["msg"].removeprefix("Value error, ")
     if not path:

@@ -155,6 +155,7 @@ class SamplingFields(Strict):
 class StreamOptions(Strict):
     include_usage: bool | None = Field(None, description="End the stream with an event that counts tokens.")
     include_obfuscation: Literal[False] | None = Field(None, description="Not supported; `false` is accepted.")
+    continuous_usage_stats: Literal[False] | None = Field(None, description="Not supported; `false` is accepted.")
 
 
 class OpenAIFields(SamplingFields):

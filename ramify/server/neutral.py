@@ -1,4 +1,4 @@
-"""Fields of OpenAI's protocol that Ramify does not serve, and the values at which they ask for nothing.
+"""Fields of OpenAI's protocol and of vLLM's server that are not served, and the values at which they ask for nothing.
 
 Clients send them at those values without a thought, so those are accepted. Any other value would change what is
 answered: it is refused by the field's name, as not supported.
@@ -23,7 +23,24 @@ class Neutral(NamedTuple):
     why: str
 
 
-COMPLETIONS = {"suffix": Neutral(("",), "Nothing is inserted before a text.")}
+_STRUCTURED = Neutral((), "`structured_outputs` says what outputs look like.")
+_ELSEWHERE = Neutral((), "Keys and values stay in their engine.")
+_VLLM = {
+    "use_beam_search": Neutral((False,), "`strategy` `beam_search` with `beam_width` searches by beams."),
+    "priority": Neutral((0,), "Requests are served as they come."),
+    "truncate_prompt_tokens": Neutral((), "Prompts are never cut."),
+    "spaces_between_special_tokens": Neutral((True,), "Text is decoded as the tokenizer says."),
+    "return_tokens_as_token_ids": Neutral((False,), "`return_token_ids` adds the ids."),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), _STRUCTURED),
+    **dict.fromkeys(("guided_decoding_backend", "guided_whitespace_pattern"), _STRUCTURED),
+    **dict.fromkeys(("kv_transfer_params", "cache_salt"), _ELSEWHERE),
+    "vllm_xargs": Neutral((), "There is nobody to read them."),
+}
+COMPLETIONS = {
+    "suffix": Neutral(("",), "Nothing is inserted before a text."),
+    "prompt_embeds": Neutral((), "Prompts are text or token ids."),
+    **_VLLM,
+}
 CHATS = {
     "functions": Neutral(([],), "Functions, which tools replaced, are not supported."),
     "function_call": Neutral(("none", "auto"), "There are no functions to call."),
@@ -35,6 +52,13 @@ CHATS = {
     "verbosity": Neutral(("medium",), "There is no verbosity to choose."),
     "service_tier": Neutral(("auto", "default"), "There is one tier."),
     "prompt_cache_retention": Neutral(("in_memory",), "Prefixes stay in memory as long as there is room."),
+    "echo": Neutral((False,), "`continue_final_message` goes on with a text that was sent."),
+    "prompt_logprobs": Neutral((), "Completions report them."),
+    "add_special_tokens": Neutral((False,), "The chat template writes them."),
+    "documents": Neutral(([],), "Nothing is looked up."),
+    "mm_processor_kwargs": Neutral(({},), "Models take text."),
+    "include_reasoning": Neutral((True,), "Answers are text as the model writes it."),
+    **_VLLM,
 }
 
 
@@ -53,7 +77,8 @@ def _type_of(entry: Neutral) -> Any:
         # Compared as JSON, where true is not 1.
         if given is None or any(type(given) is type(value) and given == value for value in entry.values):
             return given
-        raise PydanticCustomError("not_supported", "is not supported: only {accepted}", {"accepted": _accepted(entry)})
+        context = {"accepted": _accepted(entry), "why": entry.why}
+        raise PydanticCustomError("not_supported", "is not supported: only {accepted}", context)
 
     return Annotated[Any, PlainValidator(check), WithJsonSchema({"enum": [None, *entry.values]})]
 

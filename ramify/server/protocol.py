@@ -206,6 +206,9 @@ class ChatCompletionRequest(OpenAIFields):
     logprobs: bool | None = Field(None, description="Report the logprob of every token.")
     top_logprobs: int | None = Field(None, ge=0, description="And of this many of the likeliest; needs logprobs.")
     add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn (default true).")
+    continue_final_message: bool | None = Field(
+        None, description="Go on with the last message's text; then add_generation_prompt must be false."
+    )
     chat_template: str | None = Field(None, description="Another template; only where the server allows it.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables the template reads.")
     tools: Tools | None = Field(None, description="Functions that the model may call, if its template knows tools.")
@@ -273,6 +276,7 @@ class TokenizeRequest(Strict):
     messages: Messages | None = Field(None, description="A conversation, rendered by the chat template.")
     add_special_tokens: bool | None = Field(None, description="Whether BOS and the like are added (a prompt: true).")
     add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn (default true).")
+    continue_final_message: bool | None = Field(None, description="End with the last message's text.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables the template reads.")
     tools: Tools | None = Field(None, description="Functions that the model may call; they go with messages.")
 
@@ -280,9 +284,9 @@ class TokenizeRequest(Strict):
     def _check(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("one of prompt and messages must be given")
-        of_chats = (self.add_generation_prompt, self.chat_template_kwargs, self.tools)
-        if self.messages is None and any(each is not None for each in of_chats):
-            raise ValueError("add_generation_prompt, chat_template_kwargs and tools go with messages")
+        of_chats = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+        if self.messages is None and any(getattr(self, name) is not None for name in of_chats):
+            raise ValueError(f"{', '.join(of_chats[:-1])} and {of_chats[-1]} go with messages")
         return self
 
 

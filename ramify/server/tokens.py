@@ -109,6 +109,7 @@ def _tokens(model: ServedModel, body: TokenizeRequest) -> tuple[list[int], list[
         text = codec.render_chat(
             body.messages or [],
             add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final_message=bool(body.continue_final_message),
             chat_template_kwargs=variables if use is None else use.variables(variables),
         )
         ids = codec.encode(text, add_special_tokens=bool(body.add_special_tokens))

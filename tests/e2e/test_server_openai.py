@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -117,6 +118,21 @@ def test_chat_without_a_limit_uses_the_rest_of_the_context(client: openai.OpenAI
     assert reply.choices[0].finish_reason == "stop"
     assert reply.usage is not None
     assert reply.usage.completion_tokens > 2
+
+
+def test_an_answer_that_was_begun_goes_on(client: openai.OpenAI, llm: LLM) -> None:
+    """As vLLM's server and `llm.chat` have it: the last turn stays open."""
+    begun: list[Any] = [*CHAT, {"role": "assistant", "content": "A colour is"}]
+    params = SamplingParams(temperature=0, max_tokens=6)
+    [wanted] = llm.chat(begun, params, add_generation_prompt=False, continue_final_message=True, use_tqdm=False)
+    opened = {"add_generation_prompt": False, "continue_final_message": True}
+    reply = client.chat.completions.create(model=MODEL, messages=begun, temperature=0, max_tokens=6, extra_body=opened)
+    assert reply.choices[0].message.content == wanted.outputs[0].text
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens == len(wanted.prompt_token_ids)
+    url = str(client.base_url).replace("/v1/", "/tokenize")
+    told = httpx.post(url, json={"messages": begun, **opened}, headers=client.auth_headers).json()
+    assert told["tokens"] == list(wanted.prompt_token_ids)
 
 
 def test_text_parts_of_a_content_are_joined(client: openai.OpenAI) -> None:

@@ -146,6 +146,11 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"surprise": 1}}, "stream_options.surprise"),
     ({"suffix": "the end"}, "suffix"),
+    ({"use_beam_search": True}, "got True. `strategy` `beam_search` with `beam_width` searches by beams."),
+    ({"use_beam_search": 0}, "use_beam_search is not supported: only null and false are accepted, got 0"),
+    ({"guided_json": {}}, "guided_json is not supported: only null is accepted, got {}. `structured_outputs` says"),
+    ({"priority": 1}, "priority"),
+    ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
     ({"surprise": 1}, "surprise"),
     ({"logits_processors": []}, "logits_processors"),
     ({"detokenize": False}, "detokenize"),
@@ -184,6 +189,14 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"chat_template": "{{ messages }}"}, "chat_template is not allowed"),
     ({"chat_template_kwargs": {"surprise": 1}}, "does not read surprise"),
     ({"chat_template_kwargs": {"messages": []}}, "messages"),
+    ({"continue_final_message": True}, "continue_final_message needs add_generation_prompt to be False"),
+    (
+        {"messages": [{"role": "user", "content": ""}]}
+        | {"continue_final_message": True, "add_generation_prompt": False},
+        "continue_final_message needs a last message whose text",
+    ),
+    ({"echo": True}, "echo is not supported"),
+    ({"documents": [{"text": "x"}]}, "documents is not supported"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "must not differ"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"logprobs": 3}, "logprobs"),
@@ -255,6 +268,18 @@ def test_a_bad_field_of_a_chat(client: httpx.Client, llm: AsyncLLM, fields: dict
                 "audio": None,
             }
             | {"parallel_tool_calls": True, "logprobs": False, "top_logprobs": None, "reasoning_effort": None},
+        ),
+        (
+            COMPLETIONS,  # as clients of vLLM's server send them
+            {"prompt": "x", "use_beam_search": False, "best_of": 1, "length_penalty": 1.0, "early_stopping": False}
+            | {"priority": 0, "truncate_prompt_tokens": None, "spaces_between_special_tokens": True}
+            | {"guided_json": None, "guided_regex": None, "prompt_embeds": None, "return_tokens_as_token_ids": False},
+        ),
+        (
+            CHAT,
+            {"messages": MESSAGES, "echo": False, "add_special_tokens": False, "continue_final_message": False}
+            | {"documents": None, "mm_processor_kwargs": None, "include_reasoning": True, "prompt_logprobs": None}
+            | {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": False}},
         ),
     ],
 )
