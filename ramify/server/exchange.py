@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from contextlib import ExitStack
+from typing import Any
 
 from fastapi import Request as HttpRequest
 from fastapi import Response
-from fastapi.responses import JSONResponse
 
 from ramify.drive.mailroom import RequestStream
 from ramify.engine.request import Request
@@ -17,8 +18,11 @@ from ramify.server.chunks import ChunkWriter, Shape
 from ramify.server.connection import EventStream, client_of, unless_gone
 from ramify.server.events import EventSource, event_of
 from ramify.server.fields import OpenAIFields
+from ramify.server.preparing import prepared
 from ramify.server.records import Record, record_of
 from ramify.server.service import ServedModel, Service
+
+_BYTES_OF_ENTRY = 16  # near enough: a token's text and a number
 
 
 async def answer(
@@ -44,8 +48,12 @@ async def answer(
             outputs = await unless_gone(http, seconds, _finals(streams))
             for output in outputs:
                 check_sound(output)
-            record.output_tokens = _num_tokens(outputs)
-            return JSONResponse({**shape.reply(outputs), "usage": usage(outputs, record.output_tokens)})
+            num_tokens = record.output_tokens = _num_tokens(outputs)
+            # Reports of many tokens take seconds to write.
+            return await prepared(
+                lambda: _written({**shape.reply(outputs), "usage": usage(outputs, num_tokens)}),
+                _BYTES_OF_ENTRY * _num_entries(outputs),
+            )
         return EventStream(_events(streams, shape, record, body), seconds=seconds, release=held.pop_all().close)
 
 
@@ -74,6 +82,27 @@ def _events(streams: list[RequestStream], shape: Shape, record: Record, body: Op
         return event_of({**shape.envelope([]), "usage": usage(ends, num_tokens)}) if include_usage else b""
 
     return EventSource(streams, tell, last=last)
+
+
+def _written(reply: dict[str, Any]) -> Response:
+    """Choice by choice: what writes JSON keeps the interpreter's lock until it is done."""
+    choices = ",".join(_json_of(choice) for choice in reply["choices"])
+    before, empty, after = _json_of({**reply, "choices": []}).partition('"choices":[]')  # no string can hold that
+    return Response(f"{before}{empty[:-1]}{choices}]{after}", media_type="application/json")
+
+
+def _json_of(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _num_entries(outputs: Iterable[RequestOutput]) -> int:
+    """How many tokens and logprobs a reply may tell of."""
+    num_entries = 0
+    for output in outputs:
+        num_entries += sum(map(len, filter(None, output.prompt_logprobs or ())))
+        for sample in output.outputs:
+            num_entries += len(sample.token_ids) + sum(map(len, sample.logprobs or ()))
+    return num_entries
 
 
 def _num_tokens(outputs: Iterable[RequestOutput]) -> int:

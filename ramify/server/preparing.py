@@ -1,4 +1,4 @@
-"""Where a request is prepared: rendered, tokenized, parsed. What may take long runs beside the event loop.
+"""Where requests are prepared (rendered, tokenized, parsed) and long replies written: beside the event loop.
 
 What happens in the event loop holds up every stream, so only work that is known to be short runs there.
 Threads help only if the work lets go of the interpreter's lock, or is made of short steps: the tokenizer and the
@@ -20,7 +20,7 @@ async def beside_the_loop(make: Callable[[], T]) -> T:
 
 
 async def prepared(make: Callable[[], T], num_bytes: int, *, may_take_long: bool = False) -> T:
-    """Work that grows with the request's body, which has `num_bytes`: in the loop only if that is short.
+    """Work that grows with a body, the request's or the reply's, of `num_bytes`: in the loop only if that is short.
 
     `may_take_long`, whatever it is given: it runs a chat template, which is a program, or builds a grammar.
     """

@@ -58,10 +58,13 @@ def model_routes(service: Service) -> APIRouter:
     async def detokenize(body: DetokenizeRequest, http: Request) -> dict[str, Any]:
         """The text of token ids, special tokens written out."""
         model = service.model(body.model)
-        check.token_ids("tokens", body.tokens, 2**31, model.intake.vocab_size)
         if model.intake.codec.tokenizer is None:
             raise InvalidInputError("this model has no tokenizer: there is no text")
-        decode = partial(model.intake.codec.decode, body.tokens)
+
+        def decode() -> str:
+            check.token_ids("tokens", body.tokens, 2**31, model.intake.vocab_size)
+            return model.intake.codec.decode(body.tokens)
+
         return {"prompt": await prepared(decode, len(await http.body()))}
 
     @router.get("/tokenizer_info", response_model=TokenizerInfo, responses=failures(400, 401, 404, 503))

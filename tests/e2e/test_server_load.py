@@ -6,15 +6,19 @@ import asyncio
 import json
 import random
 import socket
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from ramify import LLM, AsyncLLM, SamplingParams
+from ramify.outputs import RequestOutput
 from ramify.server.app import create_app
+from ramify.server.completions import CompletionShape
 from tests.conftest import CheckpointMaker
 from tests.serving import ENGINE_PROCESS, core_of, serving
 
@@ -244,3 +248,27 @@ def test_a_slow_reader_gets_several_tokens_in_one_event_and_loses_none(llm: Asyn
         assert len(choice["logprobs"]["tokens"]) == len(choice["token_ids"])
     assert [tuple(token_ids) for token_ids in got] == tokens
     assert largest > 20, "tokens were joined"
+
+
+def test_reports_of_many_tokens_are_written_beside_the_loop(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a million logprobs kept every stream, and /health, waiting for two seconds."""
+    writers: list[str] = []
+    reply = CompletionShape.reply
+
+    def noted(shape: CompletionShape, outputs: list[RequestOutput]) -> dict[str, Any]:
+        writers.append(threading.current_thread().name)
+        return reply(shape, outputs)
+
+    monkeypatch.setattr(CompletionShape, "reply", noted)
+    asked = {"logprobs": 20, "echo": True, "max_tokens": 1, "temperature": 0}
+    with serving(create_app(llm)) as url:
+        [short, long] = [
+            httpx.post(f"{url}/v1/completions", json={**asked, "prompt": prompts}, timeout=60)
+            for prompts in ([prompt_of(1)], [prompt_of(number) * 20 for number in range(4)])
+        ]
+    assert ["asyncio" in name for name in writers] == [False, True], "a thread of the loop's own"
+    assert short.headers["content-type"] == long.headers["content-type"] == "application/json"
+    assert [choice["index"] for choice in long.json()["choices"]] == [0, 1, 2, 3]
+    assert {len(choice["logprobs"]["tokens"]) for choice in long.json()["choices"]} == {81}
+    assert long.json()["usage"]["prompt_tokens"] == 4 * 80
+    assert set(long.json()) == set(short.json()) == {"id", "object", "created", "model", "choices", "usage"}
