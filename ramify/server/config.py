@@ -55,6 +55,11 @@ class ServerConfig:
         check.integer("port", self.port, 0, 65_535)
         if self.api_key is not None:
             check.text("api_key", self.api_key, 4_096)
+            if self.api_key != self.api_key.strip() or not self.api_key.isprintable():  # and the key is not shown
+                raise InvalidInputError(
+                    "api_key must not begin or end with white space, nor hold what cannot be printed: no client could "
+                    "send it (was it read from a file, with the line break at its end?)"
+                )
         if self.served_model_name is not None:
             check.text("served_model_name", self.served_model_name, 256)
         check.integer("max_samples", self.max_samples, 1, MAX_SAMPLES)

@@ -67,7 +67,7 @@ class Guard:
     def _has_key(self, scope: Scope) -> bool:
         """Compares digests: they have one length, and the time it takes tells nothing about the key."""
         kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        is_right = hmac.compare_digest(_digest(key.strip().encode("latin-1", "replace")), self._digest or b"")
+        is_right = hmac.compare_digest(_digest(key.strip(" \t").encode("latin-1", "replace")), self._digest or b"")
         return is_right and kind.lower() == "bearer"
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ramify.errors import InvalidInputError
+from ramify.server.config import ServerConfig
 from ramify.server.guard import Guard
 
 ROOT = Path(__file__).parents[2]
@@ -65,3 +67,18 @@ def test_keys_are_compared_as_digests_in_constant_time(monkeypatch: pytest.Monke
         assert guard._has_key(scope) is is_right
     assert len(compared) == len(keys)
     assert {len(each) for pair in compared for each in pair} == {32}
+
+
+@pytest.mark.parametrize("key", ["voilà", "日本…", "two words", "a"])
+def test_a_key_of_any_letters_opens(key: str) -> None:
+    """The last byte of some letters is a space in Latin 1, as which headers are read: it was taken off."""
+    guard = Guard(None, api_key=key, open_paths=frozenset(), max_header_bytes=1024)  # type: ignore[arg-type]
+    for sent in (f"Bearer {key}", f"bearer  {key} "):
+        assert guard._has_key({"type": "http", "headers": [(b"authorization", sent.encode())]})
+
+
+@pytest.mark.parametrize("key", [" key", "key\n", "a\nb", "key\x00"])
+def test_a_key_that_no_client_could_send_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(InvalidInputError, match="api_key must not begin or end") as refused:
+        ServerConfig(api_key=key)
+    assert "key\n" not in str(refused.value)
