@@ -164,6 +164,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self._engine = engine
         self._mailbox = mailbox
         self._over = False
+        self._is_awaited = False
         self._change: Callable[[RequestOutput], RequestOutput] | None = None
 
     def change(self, change: Callable[[RequestOutput], RequestOutput]) -> None:
@@ -183,6 +184,9 @@ class RequestStream(AsyncIterator[RequestOutput]):
         if self._over:
             raise StopAsyncIteration
         self._engine.check_thread()
+        if self._is_awaited:  # of two, one would wait for ever: the last output comes once
+            raise InvalidInputError("this stream is being read by another task")
+        self._is_awaited = True
         try:
             output = await self._engine.room.fetch(self._mailbox)
         except asyncio.CancelledError:
@@ -191,6 +195,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
         except RamifyError:
             self._over = True
             raise
+        finally:
+            self._is_awaited = False
         self._over = output.finished
         return output if self._change is None else self._change(output)
 

@@ -114,6 +114,23 @@ def test_a_slow_reader_gets_several_tokens_in_one_output_and_loses_none() -> Non
     run(body)
 
 
+def test_a_second_reader_of_a_stream_is_refused_and_the_first_gets_all() -> None:
+    """The last output comes once, so one of two waited for ever."""
+
+    async def body() -> None:
+        engine = AsyncEngine(fake_engine())
+        stream = engine.submit(request("a"))
+        first = asyncio.create_task(stream.final())
+        await asyncio.sleep(0)
+        with pytest.raises(InvalidInputError, match="read by another task"):
+            await anext(stream)
+        assert tokens_of(await first) == expected("a")
+        assert engine.num_unfinished == 0
+        await engine.shutdown()
+
+    run(body)
+
+
 def test_a_listener_takes_outputs_one_by_one_or_joined() -> None:
     """What came while an event loop was late stays apart; what a client could not take is joined."""
 
