@@ -16,9 +16,19 @@ SMALLEST_ROTATIONS = 1e-6  # yarn divides by its betas
 
 
 def rope_from_config(config: Mapping[str, Any], max_positions: int | None) -> RopeConfig:
+    """transformers 5 writes rope_parameters, earlier versions rope_scaling and a rope_theta beside it."""
     top = MetadataReader(config, "config.json")
-    parameters = {**top.mapping("rope_scaling"), **top.mapping("rope_parameters")}
+    old, new = top.mapping("rope_scaling"), top.mapping("rope_parameters")
+    rope = _rope_of(old or new, top, max_positions)
+    if old and new and _rope_of(new, top, max_positions) != rope:
+        raise FileFormatError("config.json: rope_scaling and rope_parameters say different things; keep one of them")
+    return rope
+
+
+def _rope_of(parameters: Mapping[str, Any], top: MetadataReader, max_positions: int | None) -> RopeConfig:
     read = MetadataReader(parameters, "config.json rope parameters")
+    if any(isinstance(value, Mapping) for value in parameters.values()):
+        raise UnsupportedModelError("rotary positions that differ between kinds of layers are not supported")
     theta = _theta(read.number("rope_theta", top.number("rope_theta", 10_000.0)), "config.json: rope_theta")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if read.number("partial_rotary_factor", top.number("partial_rotary_factor", 1.0)) != 1.0:
@@ -28,6 +38,7 @@ def rope_from_config(config: Mapping[str, Any], max_positions: int | None) -> Ro
     if kind == "default":
         return RopeConfig(theta)
     original = read.integer("original_max_position_embeddings", max_positions or 0)
+    original = top.integer("original_max_position_embeddings", original)  # which decides, as in transformers
     if kind == "linear":
         return RopeConfig(theta, "linear", _factor(read, "factor"))
     if kind == "llama3":

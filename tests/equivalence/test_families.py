@@ -123,6 +123,21 @@ def test_both_spellings_of_config_json_load_alike(make_checkpoint: CheckpointMak
     torch.testing.assert_close(_logits(folder, prompt), new_spelling, atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("scaling", [LLAMA3, YARN], ids=lambda scaling: str(scaling["rope_type"]))
+def test_the_length_before_stretching_may_stand_beside_the_scaling(
+    make_checkpoint: CheckpointMaker, scaling: dict[str, Any]
+) -> None:
+    """There it outranks the one inside, or is the only one; it was not looked at once, and positions were wrong."""
+    folder = make_checkpoint("llama", rope_parameters=scaling)
+    prompt = _prompts(6, (60,))[0]
+    for inside in ({}, {"original_max_position_embeddings": 256}):
+        kept = {name: value for name, value in scaling.items() if name != "original_max_position_embeddings"}
+        rewrite_config(folder, rope_parameters={**kept, **inside}, original_max_position_embeddings=100)
+        with torch.no_grad():
+            expected = _reference(folder)(torch.tensor([prompt])).logits[0, -1]
+        torch.testing.assert_close(_logits(folder, prompt), expected, atol=1e-4, rtol=0)
+
+
 def test_sharded_checkpoints_load_like_whole_ones(make_checkpoint: CheckpointMaker) -> None:
     whole, sharded = make_checkpoint("qwen3"), make_checkpoint("qwen3", max_shard_size="100KB")
     assert len(list(sharded.glob("*.safetensors"))) > 2

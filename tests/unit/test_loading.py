@@ -107,6 +107,7 @@ def test_sizes_that_a_config_merely_claims_are_not_allocated(folder: Path) -> No
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not supported"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial rotary"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}}, "between kinds of layers"),
     ],
 )
 def test_what_the_decoder_does_not_know_is_refused_by_name(folder: Path, changes: Any, message: str) -> None:
@@ -129,6 +130,13 @@ def test_what_the_decoder_does_not_know_is_refused_by_name(folder: Path, changes
         ({"rope_parameters": {"rope_type": "linear"}}, "factor must be a number"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "factor must be at least 1"),
         ({"rope_parameters": {"rope_theta": 0}}, "rope_theta must be above 1"),
+        (
+            {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+                "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+            },
+            "rope_scaling and rope_parameters say different things; keep one of them",
+        ),
     ],
 )
 def test_nonsense_in_config_json_is_named(folder: Path, changes: Any, message: str) -> None:
