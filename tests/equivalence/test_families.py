@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,18 @@ def test_the_length_before_stretching_may_stand_beside_the_scaling(
         with torch.no_grad():
             expected = _reference(folder)(torch.tensor([prompt])).logits[0, -1]
         torch.testing.assert_close(_logits(folder, prompt), expected, atol=1e-4, rtol=0)
+
+
+def test_a_single_file_outranks_an_index_beside_it(make_checkpoint: CheckpointMaker) -> None:
+    """A folder that was sharded, then saved again in one piece: transformers reads the piece."""
+    whole, folder = make_checkpoint("qwen3"), make_checkpoint("qwen3", max_shard_size="100KB", tie_word_embeddings=True)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(whole / name, folder)
+    prompt = _prompts(7, (30,))[0]
+    with torch.no_grad():
+        expected = _reference(folder)(torch.tensor([prompt])).logits[0, -1]
+    torch.testing.assert_close(_logits(folder, prompt), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(_logits(folder, prompt), _logits(whole, prompt), atol=0, rtol=0)
 
 
 def test_sharded_checkpoints_load_like_whole_ones(make_checkpoint: CheckpointMaker) -> None:

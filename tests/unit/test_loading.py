@@ -163,14 +163,16 @@ def test_pickles_are_never_loaded(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../../secret.safetensors", "/etc/passwd", "weights.bin"])
 def test_an_index_cannot_point_outside_its_folder(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
     with pytest.raises(FileFormatError, match="not a safetensors file of its folder"):
         _load(folder)
 
 
 def test_an_index_that_lies_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "shard.safetensors")
     index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"not.there": "model.safetensors"}}))
+    index.write_text(json.dumps({"weight_map": {"not.there": "shard.safetensors"}}))
     with pytest.raises(FileFormatError, match=r"places 'not\.there'"):
         _load(folder)
     index.write_text(json.dumps({"weight_map": {"x": "gone.safetensors"}}))
