@@ -5,6 +5,9 @@ their headers.
            g_idx (depth): which group each column of the weight is in
     awq    qweight (depth, outputs / 8), qzeros (groups, outputs / 8), scales (groups, outputs)
     fp8    weight (outputs, depth) e4m3, weight_scale_inv (outputs / 128, depth / 128), both rounded up
+
+Many GPTQ checkpoints also hold a bias of zeros for every matrix, whether the model has biases or not: the layers that
+wrote them always had one.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ramify.errors import WeightsError
+from ramify.models.families import Architecture
 from ramify.models.number_formats import FP8_BLOCK, FP8_FORMAT, NumberFormat, group_format
 from ramify.models.quantization_config import Quantization
 from ramify.models.safetensors_folder import Header
@@ -49,6 +53,17 @@ class QuantisedMatrices:
         if twice is not None:
             raise WeightsError(f"{twice} is there twice, quantised and not")
         return left | {name: matrix.shape for name, matrix in self.by_name.items()}
+
+    def spare_biases(self, arch: Architecture) -> tuple[str, ...]:
+        """Biases of quantised matrices where the model has none; they must be zeros."""
+        biases = {
+            **dict.fromkeys(("q_proj", "k_proj", "v_proj"), arch.qkv_bias),
+            "o_proj": arch.output_bias,
+            **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), arch.mlp_bias),
+        }
+        stems = [name.removesuffix(".weight") for name in self.by_name]
+        spare = [f"{stem}.bias" for stem in stems if not biases.get(stem.rpartition(".")[2], False)]
+        return tuple(name for name in spare if name in self._headers)
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ramify.errors import WeightsError
 from ramify.models.quantised_headers import QuantisedMatrices
 from ramify.models.quantised_matrix import read_matrix
 from ramify.models.safetensors_folder import header_of, open_tensors, read_architecture
@@ -23,7 +24,8 @@ class SafetensorsCheckpoint:
         self._owners = open_tensors(folder, "pt")
         headers = {name: header_of(file, name) for name, file in self._owners.items()}
         self._quantised = None if self.arch.quantization is None else QuantisedMatrices(self.arch.quantization, headers)
-        self._shapes = {name: header.shape for name, header in headers.items()}
+        self._spare = () if self._quantised is None else self._quantised.spare_biases(self.arch)
+        self._shapes = {name: header.shape for name, header in headers.items() if name not in self._spare}
         if self._quantised is not None:
             self._shapes = self._quantised.as_weights(self._shapes)
 
@@ -32,6 +34,9 @@ class SafetensorsCheckpoint:
         return self._shapes
 
     def stored(self, part_of: PartOf = whole) -> Iterator[tuple[str, Tensor | StoredTensor]]:
+        for name in self._spare:
+            if bool(_read(self._owners[name], name, None).any()):
+                raise WeightsError(f"{name} is not zero, and the model has no such bias")
         # The embedding first, so that a tied head stored again can be compared with it.
         for name in sorted(self._shapes, key=lambda each: each != EMBEDDING):
             yield name, self._stored(name, part_of(name))

@@ -173,7 +173,8 @@ def _folder_weights(path: Path, arch: Architecture) -> Iterator[Weight]:
                 matrix.name, matrix.shape, stored_in, sum(sizes[each] for each in matrix.tensors), held_in or F32
             )
         shapes = {name: shape for name, shape in matrices.as_weights(shapes).items() if name in headers}
-        shapes = {name: shape for name, shape in shapes.items() if name not in matrices.by_name}
+        done = {*matrices.by_name, *matrices.spare_biases(arch)}
+        shapes = {name: shape for name, shape in shapes.items() if name not in done}
     for name, shape in shapes.items():
         stored_in = GGUF_BY_NAME.get(headers[name].dtype, F32)
         yield Weight(name, shape, stored_in, sizes[name], stored_in)

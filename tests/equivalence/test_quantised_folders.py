@@ -3,6 +3,7 @@ model."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
-from ramify import LLM, SamplingParams
+from ramify import LLM, SamplingParams, WeightsError
 from ramify.models.decoder import linears
 from ramify.models.st_file import SafetensorsCheckpoint
 from ramify.models.stored import Part, StoredTensor
+from ramify.models.survey import survey_model
 from tests.conftest import CheckpointMaker
 from tests.quantised_folder import Scheme, write_quantised
 from tests.ranks import RankThread, rank_threads  # noqa: F401 - a fixture
@@ -96,6 +98,33 @@ def test_matrices_of_one_input_in_different_orders_are_dequantised(
     numbers = stored["model.layers.0.self_attn.q_proj.weight"]
     assert isinstance(numbers, StoredTensor)
     assert torch.equal(numbers.numbers(), expected)
+
+
+def test_biases_that_only_gptq_wrote(make_checkpoint: CheckpointMaker, tmp_path: Path) -> None:
+    """Zeros for every matrix of a model that has biases for some: such checkpoints were refused for them once."""
+    folders = write_quantised(make_checkpoint("qwen2", **SHAPES), tmp_path, SCHEMES["gptq-4-32-sym"])
+    path = folders[0] / "model.safetensors"
+    tensors = load_file(path)
+    expected = SafetensorsCheckpoint(folders[0])
+    for name in [each for each in tensors if each.endswith(".qweight")]:
+        zeros = torch.zeros(tensors[name].shape[1], dtype=torch.float16)
+        tensors.setdefault(f"{name.removesuffix('.qweight')}.bias", zeros)
+    save_file(tensors, path)
+    checkpoint = SafetensorsCheckpoint(folders[0])
+    assert dict(checkpoint.shapes) == dict(expected.shapes)
+    assert {name for name, _ in checkpoint.stored()} == set(expected.shapes)
+    assert "model.layers.0.self_attn.q_proj.bias" in checkpoint.shapes  # its own
+    assert survey_model(folders[0]).num_parameters == sum(map(math.prod, expected.shapes.values()))
+    llm = LLM(str(folders[0]), device="cpu", max_model_len=128)
+    assert [tokens for tokens, _ in _told(llm)] == [
+        tokens for tokens, _ in _told(LLM(str(folders[1]), device="cpu", max_model_len=128))
+    ]
+    tensors["model.layers.1.mlp.down_proj.bias"][3] = 0.5
+    save_file(tensors, path)
+    with pytest.raises(
+        WeightsError, match=r"layers\.1\.mlp\.down_proj\.bias is not zero, and the model has no such bias"
+    ):
+        LLM(str(folders[0]), device="cpu")
 
 
 def test_fp8_is_what_transformers_reads(make_checkpoint: CheckpointMaker, tmp_path: Path) -> None:
