@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ramify.errors import FileFormatError, UnsupportedModelError
@@ -59,8 +60,8 @@ def _rope_of(parameters: Mapping[str, Any], top: MetadataReader, max_positions: 
             "yarn",
             factor,
             original,
-            beta_fast=read.number("beta_fast", 32.0, low=SMALLEST_ROTATIONS, high=LARGEST_FACTOR),
-            beta_slow=read.number("beta_slow", 1.0, low=SMALLEST_ROTATIONS, high=LARGEST_FACTOR),
+            beta_fast=_beta(read, "beta_fast", 32.0),
+            beta_slow=_beta(read, "beta_slow", 1.0),
             attention_factor=read.number(
                 "attention_factor", yarn_attention_factor(factor, *scales), high=LARGEST_FACTOR
             ),
@@ -75,18 +76,42 @@ def rope_from_gguf(
     theta = _theta(read.number(f"{family}.rope.freq_base", 10_000.0), "GGUF metadata: rope.freq_base")
     if not all(1 / LARGEST_FACTOR <= factor <= LARGEST_FACTOR for factor in factors):
         raise FileFormatError("GGUF metadata: rope_freqs.weight must hold positive numbers")
-    kind = read.text(f"{family}.rope.scaling.type", "none")
+    scaling = f"{family}.rope.scaling"
+    # Files from before there was a type say it as rope.scale_linear; without a type a factor is a linear one.
+    factor_name = next(
+        (each for each in (f"{scaling}.factor", f"{family}.rope.scale_linear") if each in read.values), ""
+    )
+    kind = read.text(f"{scaling}.type", "linear" if factor_name and read.number(factor_name) not in (0, 1) else "none")
+    for name in ("attn_factor", "yarn_attn_factor"):
+        if read.number(f"{scaling}.{name}", 1.0) != 1:
+            raise UnsupportedModelError(f"rope.scaling.{name} is not supported")
     if kind == "none":
         return RopeConfig(theta, "factors", factors=factors) if factors else RopeConfig(theta)
-    factor = _factor(read, f"{family}.rope.scaling.factor")
+    if factors:
+        raise UnsupportedModelError(f"rope_freqs.weight beside rope scaling {shown(kind)} is not supported")
+    factor = _factor(read, factor_name or f"{scaling}.factor")
     if kind == "linear":
         return RopeConfig(theta, "linear", factor)
     if kind == "yarn":
-        original = read.integer(f"{family}.rope.scaling.original_context_length", max_positions or 0)
-        if original == 0:
-            raise FileFormatError("GGUF metadata: yarn needs rope.scaling.original_context_length")
-        return RopeConfig(theta, "yarn", factor, original, attention_factor=yarn_attention_factor(factor, None, None))
+        return _yarn_from_gguf(read, scaling, RopeConfig(theta, "yarn", factor), max_positions)
     raise UnsupportedModelError(f"rope scaling {shown(kind)} is not supported; known: none, linear, yarn")
+
+
+def _yarn_from_gguf(read: MetadataReader, scaling: str, rope: RopeConfig, max_positions: int | None) -> RopeConfig:
+    original = read.integer(f"{scaling}.original_context_length", max_positions or 0)
+    if original == 0:
+        raise FileFormatError("GGUF metadata: yarn needs rope.scaling.original_context_length")
+    if read.number(f"{scaling}.yarn_ext_factor", 1.0, low=-1.0) not in (1, -1):  # -1: as ever
+        raise UnsupportedModelError("rope.scaling.yarn_ext_factor is not supported")
+    if read.number(f"{scaling}.yarn_log_multiplier", 0.0, low=-LARGEST_FACTOR) != 0:
+        raise UnsupportedModelError("rope.scaling.yarn_log_multiplier is not supported")
+    return replace(
+        rope,
+        original_max_position_embeddings=original,
+        beta_fast=_beta(read, f"{scaling}.yarn_beta_fast", 32.0),
+        beta_slow=_beta(read, f"{scaling}.yarn_beta_slow", 1.0),
+        attention_factor=yarn_attention_factor(rope.factor, None, None),
+    )
 
 
 def stretched_length(rope: RopeConfig, max_positions: int | None) -> int | None:
@@ -105,6 +130,10 @@ def _theta(theta: float, name: str) -> float:
     if theta <= 1:
         raise FileFormatError(f"{name} must be above 1, got {theta}")
     return theta
+
+
+def _beta(read: MetadataReader, name: str, default: float) -> float:
+    return read.number(name, default, low=SMALLEST_ROTATIONS, high=LARGEST_FACTOR)
 
 
 def _factor(read: MetadataReader, name: str, default: float | None = None) -> float:

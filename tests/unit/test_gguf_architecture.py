@@ -1,4 +1,4 @@
-"""The divisors of rotary frequencies that a GGUF file carries as a tensor."""
+"""What a GGUF file's header says of rotary positions: as metadata, and as a tensor of divisors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from ramify.errors import UnsupportedModelError
+from ramify.models.families import architecture_from_gguf
 from ramify.models.gguf_architecture import ROPE_FACTORS, architecture_of, shapes_of
 from ramify.models.gguf_header import GGUFHeader, TensorInfo
+from ramify.models.rope_config import RopeConfig, yarn_attention_factor
 
 FACTORS = [1.0, 1.5, 8.0, 0.25]
 METADATA: dict[str, Any] = {
@@ -50,3 +52,54 @@ def test_they_are_read_as_they_are_stored(quantization: str, stored: bytes) -> N
 def test_quantised_ones_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedModelError, match=r"rope_freqs.weight is stored in Q8_0: F32, F16, BF16 are read"):
         architecture_of(header("Q8_0", bytes(34)))
+
+
+SHAPES = {"token_embd.weight": (10, 16)}
+YARN = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 32}
+
+
+def rope_of(rope: dict[str, Any], factors: tuple[float, ...] = ()) -> RopeConfig:
+    return architecture_from_gguf(
+        {**METADATA, **{f"llama.rope.{name}": value for name, value in rope.items()}}, SHAPES, factors
+    ).rope
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"scale_linear": 8.0}, {"scaling.factor": 8.0}, {"scaling.type": "linear", "scale_linear": 8.0}],
+)
+def test_a_factor_without_a_type_is_linear(said: dict[str, Any]) -> None:
+    """As in llama.cpp: files from before there was a type say no more. They ran unscaled once, with wrong positions."""
+    assert rope_of(said) == RopeConfig(kind="linear", factor=8.0)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{}, {"scale_linear": 1.0}, {"scaling.factor": 0.0}, {"scaling.type": "none", "scaling.factor": 8.0}],
+)
+def test_what_asks_for_no_scaling(said: dict[str, Any]) -> None:
+    assert rope_of({**said, "scaling.attn_factor": 1.0}) == RopeConfig()
+
+
+def test_all_that_yarn_says_is_read() -> None:
+    betas = {"scaling.yarn_beta_fast": 16.0, "scaling.yarn_beta_slow": 2.0, "scaling.yarn_ext_factor": 1.0}
+    assert rope_of({**YARN, **betas}) == RopeConfig(
+        kind="yarn",
+        factor=4.0,
+        original_max_position_embeddings=32,
+        beta_fast=16.0,
+        beta_slow=2.0,
+        attention_factor=yarn_attention_factor(4.0, None, None),
+    )
+
+
+@pytest.mark.parametrize("name", ["attn_factor", "yarn_attn_factor", "yarn_ext_factor", "yarn_log_multiplier"])
+def test_scalings_that_are_not_computed_are_refused_by_name(name: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=rf"rope\.scaling\.{name} is not supported"):
+        rope_of({**YARN, f"scaling.{name}": 0.5})
+
+
+@pytest.mark.parametrize("said", [YARN, {"scale_linear": 2.0}])
+def test_divisors_beside_a_scaling_are_refused(said: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"rope_freqs\.weight beside rope scaling"):
+        rope_of(said, tuple(FACTORS))

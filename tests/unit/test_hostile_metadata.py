@@ -245,7 +245,9 @@ def test_every_key_of_gguf_metadata(tmp_path: Path) -> None:
     shapes = {name: info.shape for name, info in file.tensors.items()}
     keys = [
         *file.metadata,
-        *(f"llama.rope.scaling.{name}" for name in ("type", "factor", "original_context_length")),
+        *(f"llama.rope.scaling.{name}" for name in ("type", "factor", "original_context_length", "attn_factor")),
+        *(f"llama.rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow", "ext_factor", "log_multiplier")),
+        *("llama.rope.scale_linear", "split.count"),
         *("llama.attention.key_length", "llama.attention.value_length", "llama.rope.dimension_count"),
         *("llama.expert_count", "llama.attention.sliding_window", "tokenizer.chat_template.tool_use"),
         *(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eot", "eom", "unknown", "padding")),
