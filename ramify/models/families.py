@@ -112,6 +112,12 @@ def architecture_from_gguf(
 ) -> Architecture:
     """Reads a GGUF file's metadata; what it does not say (biases, tied embeddings) follows from its tensors."""
     read = MetadataReader(metadata, "GGUF metadata")
+    count = read.integer("split.count", 1)
+    if count > 1:
+        raise UnsupportedModelError(
+            f"this file is one of {count} that hold a model together (split.count); merge them into one, for instance "
+            "by llama-gguf-split --merge"
+        )
     family = read.one_of("general.architecture", FAMILIES, "architecture")
     if read.integer(f"{family}.expert_count", 0):
         raise UnsupportedModelError("mixtures of experts are not supported")

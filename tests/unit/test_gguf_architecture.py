@@ -1,4 +1,4 @@
-"""What a GGUF file's header says of rotary positions: as metadata, and as a tensor of divisors."""
+"""What a GGUF file's header says of rotary positions: as metadata, and as a tensor of divisors; and split files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ramify.errors import UnsupportedModelError
+from ramify.errors import FileFormatError, UnsupportedModelError
 from ramify.models.families import architecture_from_gguf
 from ramify.models.gguf_architecture import ROPE_FACTORS, architecture_of, shapes_of
 from ramify.models.gguf_header import GGUFHeader, TensorInfo
@@ -103,3 +103,12 @@ def test_scalings_that_are_not_computed_are_refused_by_name(name: str) -> None:
 def test_divisors_beside_a_scaling_are_refused(said: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModelError, match=r"rope_freqs\.weight beside rope scaling"):
         rope_of(said, tuple(FACTORS))
+
+
+def test_a_part_of_a_split_model_is_refused_as_such() -> None:
+    for metadata in ({**METADATA, "split.count": 3}, {"split.count": 3, "split.no": 1}):
+        with pytest.raises(UnsupportedModelError, match=r"one of 3 that hold a model together \(split\.count\); merge"):
+            architecture_from_gguf(metadata, SHAPES)
+    assert architecture_from_gguf({**METADATA, "split.count": 1}, SHAPES).num_layers == 1
+    with pytest.raises(FileFormatError, match=r"split\.count must be a whole number"):
+        architecture_from_gguf({**METADATA, "split.count": "3"}, SHAPES)
