@@ -45,19 +45,21 @@ def header_of(file: Any, name: str) -> Header:
 
 
 def _open_all(folder: Path, framework: Framework) -> list[Any]:
-    """Where there is a single file, it is the model, as in `transformers`: an index beside it is a leftover."""
-    index = folder / INDEX
-    if (folder / SINGLE).exists():
-        return [_open(folder, SINGLE, framework)]
+    index, single = folder / INDEX, (folder / SINGLE).exists()
     if index.exists():
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
             raise FileFormatError(f"{INDEX} has no usable weight_map")
-        files = {name: _open(folder, name, framework) for name in sorted(set(weight_map.values()))}
+        names = sorted(set(weight_map.values()))
+        if single and SINGLE not in names:  # saved again in one piece, which transformers reads: the index is left over
+            return [_open(folder, SINGLE, framework)]
+        files = {name: _open(folder, name, framework) for name in names}
         for tensor, name in weight_map.items():
             if tensor not in files[name].keys():  # noqa: SIM118
                 raise FileFormatError(f"{INDEX} places {shown(tensor)} in {name}, which does not hold it")
         return list(files.values())
+    if single:
+        return [_open(folder, SINGLE, framework)]
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
         raise ModelNotFoundError(
             f"{folder.name} holds pickle weights (.bin, .pt), which can run code and are never loaded: "

@@ -183,6 +183,16 @@ def test_an_index_that_lies_is_refused(folder: Path) -> None:
         _load(folder)
 
 
+def test_an_index_that_names_the_single_file_is_followed(folder: Path) -> None:
+    """Some tools add tensors in a second file, and an index of both."""
+    tensors = load_file(folder / "model.safetensors")
+    save_file({"model.norm.weight": tensors.pop("model.norm.weight")}, folder / "more.safetensors")
+    save_file(tensors, folder / "model.safetensors")
+    places = {**dict.fromkeys(tensors, "model.safetensors"), "model.norm.weight": "more.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert _load(folder).num_bytes > 0
+
+
 def test_places_without_a_model_are_explained(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"has no config\.json"):
         _load(tmp_path)
