@@ -37,6 +37,7 @@ ABOUT_MAKING = frozenset(
         "disable_exllama",
         "do_fuse",
         "exllama_config",
+        "expert_dtype",
         "fuse_max_seq_len",
         "ignored_layers",
         "llm_int8_skip_modules",
@@ -64,7 +65,7 @@ GROUP_OPTIONS = frozenset({"bits", "w_bit", "group_size", "q_group_size"})
 OPTIONS: Mapping[QuantizationMethod, frozenset[str]] = {
     "gptq": GROUP_OPTIONS | {"sym", "checkpoint_format", "format", "is_marlin_format", "pack_dtype", "dynamic"},
     "awq": GROUP_OPTIONS | {"zero_point", "version", "format", "checkpoint_format", "sym", "pack_dtype", "dynamic"},
-    "fp8": frozenset({"activation_scheme", "fmt", "weight_block_size"}),
+    "fp8": frozenset({"activation_scheme", "fmt", "scale_fmt", "weight_block_size"}),
 }
 
 
@@ -132,6 +133,7 @@ def _awq(options: Mapping[str, Any], read: MetadataReader) -> Quantization:
 def _fp8(options: Mapping[str, Any]) -> Quantization:
     _one_of("fp8", "fmt", options, ("e4m3",))
     _one_of("fp8", "activation_scheme", options, ("dynamic",))
+    _one_of("fp8", "scale_fmt", options, ("float",))
     block = options.get("weight_block_size")
     if block != [FP8_BLOCK, FP8_BLOCK]:
         raise UnsupportedModelError(

@@ -3,17 +3,20 @@ model."""
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from ramify import LLM, SamplingParams, WeightsError
 from ramify.models.decoder import linears
+from ramify.models.quantization_config import quantization_from_config
 from ramify.models.st_file import SafetensorsCheckpoint
 from ramify.models.stored import Part, StoredTensor
 from ramify.models.survey import survey_model
@@ -137,6 +140,24 @@ def test_fp8_is_what_transformers_reads(make_checkpoint: CheckpointMaker, tmp_pa
             assert torch.equal(tensor.numbers(), expected)
             count += 1
     assert count == 10
+
+
+@pytest.mark.parametrize(
+    ("theirs", "method"),
+    [
+        (transformers.FineGrainedFP8Config(), "fp8"),
+        (transformers.FineGrainedFP8Config(modules_to_not_convert=["lm_head"]), "fp8"),
+        (transformers.GPTQConfig(bits=4), "gptq"),
+        (transformers.GPTQConfig(bits=8, sym=False, group_size=-1, format="gptq_v2"), "gptq"),
+        (transformers.AwqConfig(bits=4), "awq"),
+    ],
+)
+def test_what_transformers_writes_in_a_config_is_read(theirs: Any, method: str) -> None:
+    """All its options, also those that say what is so anyway: of FP8, two of them were refused once."""
+    config = json.loads(json.dumps(theirs.to_dict()))
+    read = quantization_from_config({"quantization_config": config})
+    assert read is not None
+    assert (read.method, read.group_size) == (method, config.get("group_size", 128))
 
 
 def test_fp8_blocks_at_the_edges(make_checkpoint: CheckpointMaker, tmp_path: Path) -> None:

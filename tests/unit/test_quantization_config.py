@@ -30,6 +30,10 @@ FP8: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
         (AWQ | {"version": "GEMM", "zero_point": True, "modules_to_not_convert": ["x"]}, Quantization("awq", 4, 128)),
         ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, Quantization("awq", 4, 64)),
         (FP8 | {"fmt": "e4m3", "activation_scheme": "dynamic"}, Quantization("fp8", 8, 128, symmetric=True)),
+        (
+            FP8 | {"scale_fmt": "float", "expert_dtype": "fp8", "dequantize": False, "modules_to_convert": None},
+            Quantization("fp8", 8, 128, symmetric=True),
+        ),
         (GPTQ | {"something_new": False, "or_this": []}, Quantization("gptq", 4, 128, True, True)),
     ],
 )
@@ -65,7 +69,8 @@ def test_what_is_not_quantised(config: dict[str, Any]) -> None:
         (FP8 | {"weight_block_size": [64, 128]}, ["[64, 128]"]),
         (FP8 | {"fmt": "e5m2"}, ["'e5m2'", "e4m3"]),
         (FP8 | {"activation_scheme": "static"}, ["'static'", "dynamic"]),
-        (FP8 | {"scale_fmt": "ue8m0"}, ["'scale_fmt'"]),
+        (FP8 | {"scale_fmt": "ue8m0"}, ["scale_fmt 'ue8m0'", "float"]),
+        (FP8 | {"modules_to_convert": ["model.embed_tokens"]}, ["'modules_to_convert'"]),
     ],
 )
 def test_what_is_refused_by_name(options: dict[str, Any], words: list[str]) -> None:
