@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import tokenizers
@@ -15,6 +16,8 @@ from ramify.text.tokenizer import Tokenizer, backend_panics_become
 from ramify.validation import shown
 
 _BYTE_LEVEL_FAMILIES = ("gpt-2", "llama-bpe", "qwen2", "smollm")
+# Other names for the same splitting, as in llama.cpp: earlier files of Llama 3, and DeepSeek's distilled Qwen2.5.
+_OTHER_NAMES = MappingProxyType({"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"})
 _MOST_CUT_CHARACTERS = 2**28  # every cut of every piece is copied; real vocabularies need an eighth of this
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's visible space
 
@@ -36,6 +39,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     pre = metadata.get("tokenizer.ggml.pre")
     if pre is not None and not isinstance(pre, str):
         raise FileFormatError(f"tokenizer.ggml.pre must be a text, got {shown(pre)}")
+    pre = None if pre is None else _OTHER_NAMES.get(pre, pre)
     with backend_panics_become(FileFormatError, "the GGUF tokenizer cannot be built"):
         backend = (
             _byte_level_backend(vocabulary, metadata, pre)
@@ -67,7 +71,7 @@ def _byte_level_backend(vocabulary: Vocabulary, metadata: Mapping[str, Any], pre
     if pre not in _BYTE_LEVEL_FAMILIES:
         raise UnsupportedModelError(
             f"GGUF pre-tokenizer {shown(pre)} (tokenizer.ggml.pre) is not supported; known are "
-            + ", ".join(map(repr, _BYTE_LEVEL_FAMILIES))
+            + ", ".join(map(repr, (*_BYTE_LEVEL_FAMILIES, *_OTHER_NAMES)))
         )
     merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list) or not set(map(type, merges)) <= {str}:

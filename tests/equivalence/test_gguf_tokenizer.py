@@ -189,6 +189,17 @@ def byte_level_metadata(reference: tokenizers.Tokenizer, pre: str) -> dict[str, 
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "pre"), [("llama3", "llama-bpe"), ("llama-v3", "llama-bpe"), ("deepseek-r1-qwen", "qwen2")]
+)
+def test_other_names_of_the_same_splitting(name: str, pre: str) -> None:
+    metadata = byte_level_metadata(trained(pre), pre)
+    named, other = tokenizer_from_gguf(metadata), tokenizer_from_gguf({**metadata, "tokenizer.ggml.pre": name})
+    for text in texts(4, 100):
+        assert other.encode(text) == named.encode(text)
+    assert (other.encode("a")[0] == other.bos_token_id) == (pre == "llama-bpe")
+
+
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2"])
 def test_byte_level_families(pre: str) -> None:
     reference = trained(pre)
