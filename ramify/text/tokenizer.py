@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,6 @@ from ramify.text.encoding_process import EncodingProcess
 from ramify.text.tokenizer_limits import check_tokenizer
 
 _MANY = 10_000  # characters or ids: some milliseconds of work
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Tokenizer:
@@ -55,11 +53,6 @@ class Tokenizer:
         self.special_token_ids: frozenset[int] = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
-        self.byte_token_ids: frozenset[int] = frozenset()
-        if _uses_byte_fallback(self.decoder_description):
-            self.byte_token_ids = frozenset(
-                token_id for token, token_id in vocabulary.items() if _BYTE_TOKEN.fullmatch(token)
-            )
 
     @property
     def backend(self) -> tokenizers.Tokenizer:
@@ -185,9 +178,3 @@ def backend_panics_become(kind: type[InvalidInputError] | type[FileFormatError],
         if type(error).__name__ != "PanicException":
             raise
         raise kind(f"{what}: {error}") from None
-
-
-def _uses_byte_fallback(decoder: Mapping[str, Any] | None) -> bool:
-    if decoder is None:
-        return False
-    return decoder["type"] == "ByteFallback" or any(map(_uses_byte_fallback, decoder.get("decoders", ())))

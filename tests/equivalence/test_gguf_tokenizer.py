@@ -286,7 +286,6 @@ def sentencepiece_metadata(model: sentencepiece.SentencePieceProcessor) -> dict[
 
 def test_sentencepiece_scores(sentencepiece_model: sentencepiece.SentencePieceProcessor) -> None:
     ours = tokenizer_from_gguf(sentencepiece_metadata(sentencepiece_model))
-    assert len(ours.byte_token_ids) == 256
     for text in texts(5):
         if "<s>" in text or "\x00" in text:
             continue  # SentencePiece reads no special tokens in texts, and ends at a zero byte in Python

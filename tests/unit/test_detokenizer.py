@@ -7,6 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
 
+from ramify.outputs import Logprob
+from ramify.server.choices import CompletionLogprobs
+from ramify.text.codec import TextCodec
 from ramify.text.detokenizer import IncrementalDetokenizer, token_texts
 from ramify.text.stream import LateText, TextStream
 from ramify.text.token_text import byte_of_character
@@ -189,9 +192,46 @@ def test_long_runs_of_bad_bytes_hold_nothing_that_grows() -> None:
         assert _pushed(detokenizer, ids) + detokenizer.flush() == tokenizer.decode(ids)
 
 
-def test_byte_tokens_are_known() -> None:
-    assert len(SENTENCEPIECE.byte_token_ids) == 256
-    assert BYTE_LEVEL.byte_token_ids == frozenset()
+def test_a_token_by_itself_keeps_the_space_before_its_word() -> None:
+    """Logprobs told "the" for "▁the" and "the" alike once, and bytes that were not those of the text."""
+    codec = TextCodec(SENTENCEPIECE)
+    for token, text in (
+        ("▁the", " the"),
+        ("a", "a"),
+        ("▁", " "),
+        ("▁👩", " 👩"),
+        ("<think>", "<think>"),
+        ("</s>", "</s>"),
+    ):
+        [token_id] = _ids(SENTENCEPIECE, token)
+        assert codec.decode_token(token_id) == text
+        assert codec.token_bytes(token_id) == list(text.encode())
+    [cut] = _ids(SENTENCEPIECE, "<0xC3>")
+    assert (codec.decode_token(cut), codec.token_bytes(cut)) == (REPLACEMENT, [0xC3])
+    assert (codec.decode_token(10_000), codec.token_bytes(10_000)) == ("", [])
+
+
+def test_logprobs_of_a_completion_stand_where_its_tokens_do() -> None:
+    ids = [_ids(SENTENCEPIECE, token)[0] for token in ("▁the", "▁the", "a", "▁👩")]
+    codec = TextCodec(SENTENCEPIECE)
+    rows = [{token_id: Logprob(-1.0, 1, codec.decode_token(token_id))} for token_id in ids]
+    told = CompletionLogprobs(codec).rows(ids, rows)
+    assert told["tokens"] == [" the", " the", "a", " 👩"]
+    assert codec.decode(ids) == "the thea 👩"
+    assert told["text_offset"] == [0, 3, 7, 8]
+
+
+@settings(max_examples=60)
+@given(data=st.data(), tokenizer=st.sampled_from([BYTE_LEVEL, SENTENCEPIECE, SENTENCEPIECE_UNSTRIPPED]))
+def test_the_bytes_of_tokens_join_to_the_text(data: st.DataObject, tokenizer: Tokenizer) -> None:
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=12))
+    codec = TextCodec(tokenizer)
+    joined = bytes(byte for token_id in ids for byte in codec.token_bytes(token_id))
+    try:
+        text = joined.decode()
+    except UnicodeDecodeError:
+        return  # which bytes are replaced depends on the decoder
+    assert codec.decode(ids) == (text.removeprefix(" ") if tokenizer is SENTENCEPIECE else text)
 
 
 @settings(max_examples=60)
