@@ -229,7 +229,7 @@ def fake_engine(
     drafter: Drafter | None = None,
     drafting: SamplerKernels | None = None,
     clock: Callable[[], float] = lambda: 0.0,
-    make_text: Callable[[SamplingParams], TextStream] = lambda _params: TextStream(None),
+    make_text: Callable[[SamplingParams, Sequence[int]], TextStream] = lambda _params, _prompt: TextStream(None),
 ) -> EngineCore:
     managers = [
         BlockManager(

@@ -18,7 +18,7 @@ class NodeHome(Protocol):
 
     def new_id(self) -> int: ...
 
-    def decode(self, token_ids: Sequence[int]) -> str: ...
+    def text_after(self, prompt_token_ids: Sequence[int], token_ids: Sequence[int]) -> str: ...
 
     def drop(self, name: str) -> None:
         """Nobody holds what is kept under this name any more; may be called from anywhere."""
@@ -95,7 +95,7 @@ class Node:
     @property
     def text(self) -> str:
         """Of all tokens after the root."""
-        return self._home.decode(self.new_token_ids)
+        return self._home.text_after(self.token_ids[: self.root_length], self.new_token_ids)
 
     @property
     def is_released(self) -> bool:

@@ -209,6 +209,10 @@ class Tree:
         tokenizer = self._intake.codec.tokenizer
         return "" if tokenizer is None else tokenizer.decode(list(token_ids))
 
+    def text_after(self, prompt_token_ids: Sequence[int], token_ids: Sequence[int]) -> str:
+        """The text of tokens that go on after others, special ones left out; empty without a tokenizer."""
+        return self._intake.codec.text_after(prompt_token_ids, token_ids)
+
     # -- what the methods share --------------------------------------------------------------------------------
 
     def new_id(self) -> int:

@@ -82,7 +82,7 @@ class EngineCore:
         *,
         seed: int,
         eos_token_ids: frozenset[int],
-        make_text: Callable[[SamplingParams], TextStream],
+        make_text: Callable[[SamplingParams, Items[int]], TextStream],
         encode_words: EncodeWords | None = None,
         decode: Decode | None = None,
         begin_matcher: BeginMatcher | None = None,
@@ -156,7 +156,8 @@ class EngineCore:
             longest_output=self.capacity.longest_output(request.root),
         )
         request.root.matcher = self._matcher(request, sorted(demands.end_token_ids))
-        group = Group(request, demands, self.make_text(params), decode=self.decode, ledger=ledger)
+        text = self.make_text(params, request.prompt_token_ids)
+        group = Group(request, demands, text, decode=self.decode, ledger=ledger)
         self._is_torn = True
         self.requests.groups[request.request_id] = group
         self._num_arrived += 1

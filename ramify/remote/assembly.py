@@ -183,7 +183,9 @@ class Assembly:
     def _child(self, number: int) -> Child:
         child = self._children.get(number)
         if child is None:
-            child = self._children[number] = Child(number, self._codec.make_stream(self._params))
+            child = self._children[number] = Child(
+                number, self._codec.make_stream(self._params, self._prompt_token_ids)
+            )
             before = self._shown.get(number)
             if before is not None and before.token_ids:
                 child.behind = before.token_ids
@@ -248,7 +250,7 @@ class Assembly:
         )
 
     def _text(self, message: Sample, token_ids: Sequence[int]) -> str:
-        text = self._codec.make_stream(self._params)
+        text = self._codec.make_stream(self._params, self._prompt_token_ids)
         end = None if message.finish_reason is None else (message.finish_reason, message.stop_reason)
         if end is not None and not self._params.stop_strings:  # a whole text costs less than its parts
             is_said = self._params.include_stop_str_in_output or not _ended_by_token(*end)
@@ -274,7 +276,7 @@ class Assembly:
     def _text_after(self, token: Grown) -> TextStream:
         known = self._watched.get(token.parent)
         if known is None:
-            return self._codec.make_stream(self._params)
+            return self._codec.make_stream(self._params, self._prompt_token_ids)
         return known if token.child == token.parent else known.fork()
 
     def _grown(self, token: Grown, stream: TextStream) -> GrownToken:

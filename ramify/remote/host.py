@@ -123,7 +123,7 @@ class ModelHost(CoreLoop):
         self._was_sound = True
         make_text = core.make_text
         # Texts are made by whoever reads them. Only stop strings must be looked for where the tokens are drawn.
-        core.make_text = lambda params: make_text(params) if params.stop_strings else TextStream(None)
+        core.make_text = lambda params, prompt: make_text(params, prompt) if params.stop_strings else TextStream(None)
         core.decode = None
 
     def run(self) -> None:

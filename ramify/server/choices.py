@@ -83,10 +83,12 @@ class CompletionLogprobs:
     A character of several tokens is where each of them is, and what the text leaves out takes no place in it.
     """
 
-    def __init__(self, codec: TextCodec, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, codec: TextCodec, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> None:
         self._codec = codec
         self._offset = 0
-        self._text = self._begin(skip_special_tokens=skip_special_tokens)
+        self._text = codec.begin_text(prompt_token_ids, skip_special_tokens=skip_special_tokens)
 
     def skip(self, text: str) -> None:
         """Moves on by a text that has no logprobs."""
@@ -94,7 +96,7 @@ class CompletionLogprobs:
 
     def prompt(self, text: str, token_ids: Sequence[int]) -> list[int]:
         """The places of a prompt's tokens in its text, behind which the output begins."""
-        offsets, offset, written = [], 0, self._begin(skip_special_tokens=False)
+        offsets, offset, written = [], 0, self._codec.begin_text(skip_special_tokens=False)
         special = frozenset() if self._codec.tokenizer is None else self._codec.tokenizer.special_token_ids
         for token_id in token_ids:
             place, is_added = offset, token_id in special and not text.startswith(self._own_text(token_id), offset)
@@ -128,10 +130,6 @@ class CompletionLogprobs:
 
     def _own_text(self, token_id: int) -> str:
         return self._codec.decode_token(token_id) if self._codec.tokenizer is not None else str(token_id)
-
-    def _begin(self, *, skip_special_tokens: bool) -> IncrementalDetokenizer | None:
-        tokenizer = self._codec.tokenizer
-        return None if tokenizer is None else IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
 
 
 def _by_text(row: LogprobRow) -> dict[str, float]:

@@ -105,7 +105,8 @@ class CompletionShape:
         index = self._index(prompt_index, sample)
         if index not in self._logprobs:
             skips = self._params.skip_special_tokens
-            self._logprobs[index] = CompletionLogprobs(self._codec, skip_special_tokens=skips)
+            prompt_token_ids = output.prompt_token_ids
+            self._logprobs[index] = CompletionLogprobs(self._codec, prompt_token_ids, skip_special_tokens=skips)
         writer = self._logprobs[index]
         text, token_ids = sample.text, sample.token_ids
         before: list[int] = []  # the places of the prompt's tokens

@@ -87,11 +87,25 @@ class TextCodec:
         token = self.tokenizer.id_to_token(token_id)
         return b"" if token is None else self._speller.spelled(token)
 
-    def make_stream(self, params: SamplingParams) -> TextStream:
-        """An empty TextStream with the stop strings and options of these parameters."""
+    def begin_text(
+        self, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> IncrementalDetokenizer | None:
+        """For tokens that go on after a prompt; None without a tokenizer. After a special token a new text begins."""
+        if self.tokenizer is None:
+            return None
+        goes_on = bool(prompt_token_ids) and prompt_token_ids[-1] not in self.tokenizer.special_token_ids
+        return IncrementalDetokenizer(self.tokenizer, skip_special_tokens=skip_special_tokens, goes_on=goes_on)
+
+    def text_after(self, prompt_token_ids: Sequence[int], token_ids: Sequence[int]) -> str:
+        """The text of tokens that go on after others, special ones left out; empty without a tokenizer."""
+        text = self.begin_text(prompt_token_ids)
+        return "" if text is None else text.whole(token_ids)
+
+    def make_stream(self, params: SamplingParams, prompt_token_ids: Sequence[int]) -> TextStream:
+        """An empty TextStream with the stop strings and options of these parameters, for what follows this prompt."""
         detokenizer = None
-        if self.tokenizer is not None and params.detokenize:
-            detokenizer = IncrementalDetokenizer(self.tokenizer, skip_special_tokens=params.skip_special_tokens)
+        if params.detokenize:
+            detokenizer = self.begin_text(prompt_token_ids, skip_special_tokens=params.skip_special_tokens)
         return TextStream(detokenizer, params.stop_strings, include_stop=params.include_stop_str_in_output)
 
     def render_chat(

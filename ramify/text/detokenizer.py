@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ramify.text.token_text import TextAssembler, assembler_for
+from ramify.text.token_text import Pieces, TextAssembler, assembler_for
 from ramify.text.tokenizer import Tokenizer
 
 
@@ -14,13 +14,19 @@ class IncrementalDetokenizer:
     What `push` and `flush` return, joined, is `tokenizer.decode(all ids)`, even if the ids spell no valid UTF-8. Text
     is returned as soon as no later token can change it, and a push takes time for its own token only, however many came
     before. `token_text` says how each kind of decoder does this.
+
+    A text that goes on after another keeps the space before its first word, which SentencePiece's decoders strip from
+    the start of a text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, goes_on: bool = False) -> None:
         self._tokenizer = tokenizer
         self._skips_special_tokens = skip_special_tokens
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._assembler: TextAssembler = assembler_for(tokenizer)
+        self._goes_on = False
+        if goes_on and isinstance(self._assembler, Pieces) and self._assembler.strips:
+            self._assembler, self._goes_on = self._assembler.within(), True
 
     def push(self, token_id: int) -> str:
         """Takes one more token; returns the text that is now certain, which may be none."""
@@ -38,6 +44,9 @@ class IncrementalDetokenizer:
 
     def whole(self, token_ids: Sequence[int]) -> str:
         """The text of these tokens, by themselves: what pushing all of them to a new one would come to."""
+        if self._goes_on:
+            new = IncrementalDetokenizer(self._tokenizer, skip_special_tokens=self._skips_special_tokens, goes_on=True)
+            return "".join(map(new.push, token_ids)) + new.flush()
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skips_special_tokens)
 
     def fork(self) -> IncrementalDetokenizer:
@@ -46,6 +55,7 @@ class IncrementalDetokenizer:
         copy._tokenizer = self._tokenizer
         copy._skips_special_tokens = self._skips_special_tokens
         copy._skipped = self._skipped
+        copy._goes_on = self._goes_on
         copy._assembler = self._assembler.fork()
         return copy
 

@@ -137,6 +137,15 @@ class Pieces:
         self._run_length = 0
         self._run_is_valid = True
 
+    @property
+    def strips(self) -> bool:
+        """Whether a text may lose some of its start."""
+        return self._strip_count > 0
+
+    def within(self) -> Pieces:
+        """A new one, for a text that goes on after another."""
+        return Pieces(self._replacements, byte_fallback=self._byte_fallback)
+
     def push(self, token: str) -> str:
         token, byte = self._read(token)
         if byte is not None:

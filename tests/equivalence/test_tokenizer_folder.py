@@ -13,12 +13,14 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
+from ramify import LLM, SamplingParams
 from ramify.errors import FileFormatError, InvalidInputError, ModelNotFoundError, UnsupportedError
 from ramify.text.chat_template import ChatTemplate
 from ramify.text.codec import TextCodec
 from ramify.text.hugging_face_tokenizer import HuggingFaceTokenizer
 from ramify.text.tokenizer import Tokenizer
 from ramify.text.tokenizer_folder import load_folder
+from tests.conftest import CheckpointMaker
 
 CHATML = (
     "{{ bos_token or '' }}{% for message in messages %}"
@@ -331,3 +333,24 @@ def test_a_panic_of_the_backend_is_an_error_like_others(tmp_path: Path) -> None:
     save_qwen2(tmp_path)
     with pytest.raises(InvalidInputError, match="cannot be tokenized"):
         load_folder(tmp_path).encode(" " * 11_000_000 + "a")
+
+
+def test_a_prompt_and_its_output_read_as_one(make_checkpoint: CheckpointMaker) -> None:
+    """As transformers decodes both together: a decoder may strip the start of a text, but not of what goes on."""
+    folder = make_checkpoint("llama")
+    save_llama2(folder)
+    llm, theirs, prompt = LLM(str(folder), max_model_len=64), theirs_of(folder), "Hello world"
+    bias = {theirs.convert_tokens_to_ids("▁wo"): 100.0}
+    params = SamplingParams(temperature=0, max_tokens=3, logit_bias=bias, logprobs=1)
+    [output] = llm.generate(prompt, params, use_tqdm=False)
+    [sample] = output.outputs
+    whole = theirs.decode([*output.prompt_token_ids, *sample.token_ids], skip_special_tokens=True)
+    assert prompt + sample.text == whole == "Hello world wo wo wo"
+    assert sample.logprobs is not None
+    assert [row[token].decoded_token for row, token in zip(sample.logprobs, sample.token_ids, strict=True)] == [
+        " wo"
+    ] * 3
+    [chat] = llm.chat([{"role": "user", "content": "Hello"}], params, use_tqdm=False)
+    assert chat.outputs[0].text == " wo wo wo"  # the template's last words are no special token
+    [begun] = llm.generate({"prompt_token_ids": [1]}, params, use_tqdm=False)
+    assert begun.outputs[0].text == "wo wo wo"

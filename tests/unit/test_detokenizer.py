@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
 
 from ramify.outputs import Logprob
+from ramify.sampling_params import SamplingParams
 from ramify.server.choices import CompletionLogprobs
 from ramify.text.codec import TextCodec
 from ramify.text.detokenizer import IncrementalDetokenizer, token_texts
@@ -217,8 +218,35 @@ def test_logprobs_of_a_completion_stand_where_its_tokens_do() -> None:
     rows = [{token_id: Logprob(-1.0, 1, codec.decode_token(token_id))} for token_id in ids]
     told = CompletionLogprobs(codec).rows(ids, rows)
     assert told["tokens"] == [" the", " the", "a", " 👩"]
-    assert codec.decode(ids) == "the thea 👩"
-    assert told["text_offset"] == [0, 3, 7, 8]
+    assert codec.text_after([ids[0]], ids) == " the thea 👩"
+    assert told["text_offset"] == [0, 4, 8, 9]
+
+
+def test_an_output_reads_on_from_its_prompt() -> None:
+    """ "The capital of France is" and "Paris" were one word once, with tokenizers that strip the start of a text."""
+    the, bos, think = (_ids(SENTENCEPIECE, token)[0] for token in ("▁the", "<s>", "<think>"))
+    codec, ids = TextCodec(SENTENCEPIECE), [the, the, *_ids(SENTENCEPIECE, "é")]
+    for prompt, text in (([the], " the theé"), ([bos, the], " the theé"), ([think], " the theé")):
+        assert codec.text_after(prompt, ids) == text
+    for prompt in ([], [bos], [the, bos]):  # a text begins
+        assert codec.text_after(prompt, ids) == codec.decode(ids) == "the theé"
+    stream = codec.make_stream(SamplingParams(stop=[" the the"]), [the])
+    assert [stream.push(token_id) for token_id in ids[:2]] == [False, True]
+    for tokenizer in (BYTE_LEVEL, SENTENCEPIECE_UNSTRIPPED, SPACED, METASPACE):
+        some = list(range(min(12, tokenizer.vocab_size)))
+        assert TextCodec(tokenizer).text_after(some[1:2], some) == tokenizer.decode(some)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_what_goes_on_is_the_whole_less_what_was_there(data: st.DataObject) -> None:
+    tokens = st.lists(st.integers(0, SENTENCEPIECE.vocab_size - 1), min_size=1, max_size=8)
+    before, ids = data.draw(tokens), data.draw(tokens)
+    [letter] = _ids(SENTENCEPIECE, "a")  # bytes do not join across it
+    whole, prompt = SENTENCEPIECE.decode([*before, letter, *ids]), SENTENCEPIECE.decode([*before, letter])
+    detokenizer = IncrementalDetokenizer(SENTENCEPIECE, goes_on=True)
+    fork = detokenizer.fork()
+    assert _pushed(detokenizer, ids) + detokenizer.flush() == whole.removeprefix(prompt) == fork.whole(ids)
 
 
 @settings(max_examples=60)

@@ -101,7 +101,7 @@ class World:
 
     def engine(self) -> EngineCore:
         core = fake_engine(max_model_len=24, **self._options)
-        core.make_text = lambda params: TextStream(Letters(), params.stop or ())  # type: ignore[arg-type]
+        core.make_text = lambda params, _prompt: TextStream(Letters(), params.stop or ())  # type: ignore[arg-type]
         assert isinstance(core.device, FakeDevice)
         core.device.sampler = Remembering(core.device.sampler, self._known)  # type: ignore[assignment]
         return core
