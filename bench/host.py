@@ -182,7 +182,7 @@ def engine(tokenizer: Tokenizer, device: Device, *, max_num_seqs: int = 256, num
         device,
         seed=0,
         eos_token_ids=frozenset({2}),
-        make_text=lambda _params: TextStream(IncrementalDetokenizer(tokenizer)),
+        make_text=lambda _params, _prompt: TextStream(IncrementalDetokenizer(tokenizer)),
     )
 
 

@@ -216,7 +216,7 @@ def test_logprobs_of_a_completion_stand_where_its_tokens_do() -> None:
     ids = [_ids(SENTENCEPIECE, token)[0] for token in ("▁the", "▁the", "a", "▁👩")]
     codec = TextCodec(SENTENCEPIECE)
     rows = [{token_id: Logprob(-1.0, 1, codec.decode_token(token_id))} for token_id in ids]
-    told = CompletionLogprobs(codec).rows(ids, rows)
+    told = CompletionLogprobs(codec, [ids[0]]).rows(ids, rows)
     assert told["tokens"] == [" the", " the", "a", " 👩"]
     assert codec.text_after([ids[0]], ids) == " the thea 👩"
     assert told["text_offset"] == [0, 4, 8, 9]

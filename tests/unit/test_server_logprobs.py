@@ -77,7 +77,7 @@ def test_places_are_those_of_the_text(pieces: TextCodec, byte_level: TextCodec) 
         (pieces, ids(pieces, "▁the", "▁cat", "s"), "the cats", [0, 3, 7]),
         (pieces, ids(pieces, "s", "<0xC3>", "<0xA9>", "s"), "sés", [0, 1, 1, 2]),
     ):
-        stream = codec.make_stream(SamplingParams())
+        stream = codec.make_stream(SamplingParams(), ())
         for token_id in token_ids:
             stream.push(token_id)
         stream.end()
