@@ -3,13 +3,14 @@
 import os
 import sys
 
-INTERRUPTED = 130  # the exit status that shells give to Ctrl-C
+from ramify.cli.interruptions import INTERRUPTED, end_at_once_while_importing
 
 
 def main() -> None:
     """Ctrl-C is no error: not while the commands are imported either, which takes a moment on a cold disk."""
     # Read when torch is imported: threads that wait for its next operator sleep, and leave the cores to others.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    end_at_once_while_importing()
     try:
         from ramify.cli.commands import main as run
 

@@ -90,7 +90,7 @@ def test_the_top_holds_values_and_doors_alone() -> None:
         "sampling_params",
         "outputs",
     }
-    doors = {"llm", "async_llm", "optimal"}
+    doors = {"llm", "async_llm", "optimal", "__main__"}
     assert {path.stem for path in (ROOT / "ramify").glob("*.py")} == {"__init__", *values, *doors}
 
 

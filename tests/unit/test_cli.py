@@ -24,6 +24,7 @@ from ramify.errors import InvalidInputError
 from ramify.models.generation_defaults import NO_DEFAULTS
 from ramify.outputs import CompletionOutput, FinishReason, RequestOutput
 from ramify.sampling_params import OutputKind, SamplingParams
+from ramify.version import __version__
 
 COMMANDS = (
     ("generate",),
@@ -284,6 +285,35 @@ def test_ctrl_c_while_the_commands_are_imported_ends_quietly() -> None:
     code = f"import sys\n{presses}sys.meta_path.insert(0, Finder)\nfrom ramify.cli import main\nmain()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_ctrl_c_ends_a_command_though_a_package_that_is_imported_swallows_exceptions() -> None:
+    """As the import of torch does here and there: then the command ran on as if nobody had asked it to end."""
+    presses = "if name == 'typer':\n   try: signal.raise_signal(signal.SIGINT)\n   except KeyboardInterrupt: pass"
+    finder = f"class Finder:\n def find_spec(name, *_):\n  {presses}\n"
+    code = f"import signal, sys\n{finder}sys.meta_path.insert(0, Finder)\nfrom ramify.cli import main\nmain()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_ctrl_c_elsewhere_stays_an_exception_and_a_job_that_ignores_it_goes_on() -> None:
+    presses = "import signal\nfrom ramify.cli.interruptions import end_at_once_while_importing\n"
+    ends = f"{presses}end_at_once_while_importing()\ntry: signal.raise_signal(signal.SIGINT)\n"
+    ends += "except KeyboardInterrupt: print('told')"
+    ignores = f"{presses}signal.signal(signal.SIGINT, signal.SIG_IGN)\nend_at_once_while_importing()\n"
+    ignores += "signal.raise_signal(signal.SIGINT)\nprint('goes on')"
+    for code, expected in ((ends, "told\n"), (ignores, "goes on\n")):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+        assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
+
+
+def test_the_command_runs_as_a_module_too() -> None:
+    """Where pip puts scripts into a folder that is not on the path."""
+    command = [sys.executable, "-m", "ramify", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"ramify {__version__}\n", "")
 
 
 def test_a_full_disk_under_standard_output_is_told_in_one_line() -> None:
