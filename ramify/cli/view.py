@@ -46,7 +46,7 @@ def _grid(completions: tuple[CompletionOutput, ...], width: int) -> Table | Grou
     columns = max(1, min(len(completions), width // NARROWEST_PANEL, 4))
     grid = Table.grid(expand=True, padding=(0, 0))
     for _ in range(columns):
-        grid.add_column(ratio=1)
+        grid.add_column(ratio=1, overflow="fold")  # words longer than a line go on in the next
     panels = [_panel(completion, width // columns) for completion in completions]
     for start in range(0, len(panels), columns):
         grid.add_row(*panels[start : start + columns])

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from ramify.cli.as_json import as_json
 from ramify.cli.commands import app, main
 from ramify.cli.options import in_flags_words, made
-from ramify.cli.view import facts_that_fit
+from ramify.cli.view import facts_that_fit, show_side_by_side
 from ramify.errors import InvalidInputError
 from ramify.models.generation_defaults import NO_DEFAULTS
 from ramify.outputs import CompletionOutput, FinishReason, RequestOutput
@@ -134,6 +135,23 @@ def test_facts_are_whole_or_left_out(width: int) -> None:
     shown = facts_that_fit(FACTS, width)
     assert len(shown) <= width
     assert set(shown.split(" · ") if shown else []) <= set(FACTS.values())
+
+
+@pytest.mark.parametrize("width", [20, 80])
+@pytest.mark.parametrize(
+    "text",
+    ["a-long-" * 20, "https://example.org/" + "x" * 90, "山高月小，水落石出。" * 9],
+    ids=["hyphens", "link", "chinese"],
+)
+def test_text_without_spaces_is_shown_to_its_end(text: str, width: int) -> None:
+    """What did not fit a panel's line was cut off there, as all of a long text in Chinese."""
+    samples = [CompletionOutput(index, text, (1,), -1.0, None, FinishReason.LENGTH) for index in range(2)]
+    console = Console(width=width, file=io.StringIO())
+    show_side_by_side(console, [RequestOutput("name", None, (1,), (samples[0],), finished=True)])
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "".join(re.findall(r"^│ (.*?) *│$", shown, re.MULTILINE)) == text
+    show_side_by_side(console, [RequestOutput("name", None, (1,), tuple(samples), finished=True)])
+    assert "…" not in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_fact_that_tells_most_stays_longest() -> None:
