@@ -50,6 +50,20 @@ class LogprobRows(Sequence[LogprobRow]):
         """The rows of this output, then those of what came after it."""
         return LogprobRows(self._token_ids + later._token_ids, self._reports + later._reports, self._decode)
 
+    def __reduce__(self) -> tuple[type[LogprobRows], tuple[Sequence[int], Sequence[TokenReport], Decode | None]]:
+        """Copied, or sent to another process, with the texts of its tokens in place of a whole tokenizer."""
+        decode = self._decode
+        if decode is not None:
+            decode = {token_id: decode(token_id) for token_id in self._told_ids()}.__getitem__
+        return LogprobRows, (self._token_ids, self._reports, decode)
+
+    def _told_ids(self) -> set[int]:
+        told = set(self._token_ids)
+        for report in self._reports:
+            for each in filter(None, (report, report.processed)):
+                told.update(each.top_token_ids.tolist())
+        return told
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and not isinstance(other, str) and list(self) == list(other)
 
