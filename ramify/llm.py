@@ -28,6 +28,7 @@ from ramify.replicas.doors import model_for_calls
 from ramify.sampling_params import SamplingParams, SamplingStrategy
 from ramify.text.codec import Message
 from ramify.text.hugging_face_tokenizer import HuggingFaceTokenizer
+from ramify.text.messages import as_conversations
 from ramify.text.tools.call_reader import CallReader
 from ramify.text.tools.calling import Calling
 
@@ -141,7 +142,7 @@ class LLM:
         calling = Calling.of(self._codec, tools, tool_choice, parallel_tool_calls, chat_template)
         if calling is not None:
             chat_template_kwargs = calling.use.variables(chat_template_kwargs)
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        conversations = as_conversations(messages)
         params = self._params_for(conversations, sampling_params)
         if calling is not None:
             params = [calling.params(each, self._codec) for each in params]
@@ -149,7 +150,7 @@ class LLM:
         def make() -> list[Request]:
             return [
                 self._intake.chat_request(
-                    conversation,  # type: ignore[arg-type]
+                    conversation,
                     each,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,

@@ -306,7 +306,7 @@ def _recipe(preset: object, model_teacher: object, model_theta: object, options:
 
 def _paired(prompts: Any, theta_prompts: Any) -> tuple[list[Prompt], list[Prompt]]:
     teacher = as_prompts(prompts)
-    theta = teacher if theta_prompts is None else as_prompts(theta_prompts)
+    theta = teacher if theta_prompts is None else as_prompts(theta_prompts, "theta_prompts")
     if len(teacher) != len(theta):
         raise InvalidInputError(f"theta_prompts must be one per prompt: got {len(theta)} for {len(teacher)} prompts")
     return teacher, theta

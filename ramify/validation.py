@@ -22,6 +22,12 @@ def refuse(field: str, value: object, allowed: str) -> InvalidInputError:
     return InvalidInputError(f"{field} must be {allowed}, got {shown(value)}")
 
 
+def _refuse_type(field: str, value: object, allowed: str) -> InvalidInputError:
+    """As `refuse`; a number or a list of NumPy or torch looks as if it were allowed, so what to give is said."""
+    hint = "; its .tolist() is of Python's own types" if hasattr(type(value), "tolist") else ""
+    return InvalidInputError(f"{refuse(field, value, allowed)}{hint}")
+
+
 def shown(value: object) -> str:
     """A stranger's value for a message: the beginning of its `repr`, of which no more is made than is shown."""
     writer = _Beginning()
@@ -55,7 +61,7 @@ def _at_most(high: float | None) -> str:
 
 def integer(field: str, value: object, low: int | None = None, high: int | None = None) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise refuse(field, value, "an integer" + _span(low, high))
+        raise _refuse_type(field, value, "an integer" + _span(low, high))
     if (low is not None and value < low) or (high is not None and value > high):
         raise refuse(field, value, "an integer" + _span(low, high))
     return value
@@ -67,7 +73,7 @@ def number(
     """A finite number; integers are welcome, booleans are not. `above`: a low end that is itself refused."""
     allowed = "a finite number" + (_span(low, high) if above is None else f" above {above}{_at_most(high)}")
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise refuse(field, value, allowed)
+        raise _refuse_type(field, value, allowed)
     try:
         converted = float(value)
     except OverflowError:
@@ -113,7 +119,7 @@ def member(field: str, value: object, kind: type[E]) -> E:
 def items(field: str, value: object, most: int) -> Sequence[Any]:
     """A list, tuple or set with at most `most` entries (a lone string is not a list of characters)."""
     if isinstance(value, str | bytes) or not isinstance(value, list | tuple | set | frozenset):
-        raise refuse(field, value, "a list")
+        raise _refuse_type(field, value, "a list")
     if len(value) > most:
         raise InvalidInputError(f"{field} must have at most {most} entries, got {len(value)}")
     return tuple(value)

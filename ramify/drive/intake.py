@@ -124,6 +124,8 @@ class Intake:
             self.grammars.check(params.structure)
 
     def _checked(self, token_ids: object, name: str = "prompt") -> list[int]:
+        if isinstance(token_ids, set | frozenset):
+            raise check.refuse(f"{name}_token_ids", token_ids, "a list: a set has no order")
         ids = check.token_ids(f"{name}_token_ids", token_ids, 2**31, self.vocab_size)
         if not ids:
             raise InvalidInputError(f"{name} must not be empty: it has no tokens")
@@ -174,12 +176,13 @@ def plain(prompt: Prompt) -> str | Sequence[int]:
     return value  # type: ignore[no-any-return]
 
 
-def as_prompts(prompts: Any) -> list[Prompt]:
+def as_prompts(prompts: Any, name: str = "prompts") -> list[Prompt]:
     """A list of prompts, from many or from one: a string, a dict or a list of integers is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]  # type: ignore[list-item]
-    if not isinstance(prompts, Iterable):
-        raise check.refuse("prompts", prompts, "text, token ids, or a list of these")
+    # Bytes would be taken for token ids, and a set would give its outputs in an order of its own.
+    if isinstance(prompts, bytes | bytearray | memoryview | set | frozenset) or not isinstance(prompts, Iterable):
+        raise check.refuse(name, prompts, "text, token ids, or a list of these")
     listed = list(prompts)
     if listed and all(isinstance(entry, int) for entry in listed):
         return [listed]
@@ -190,7 +193,7 @@ def one_for_each(name: str, given: Any, prompts: Sequence[Any], kind: type) -> l
     """A list with one value per prompt, from such a list or from one value for all."""
     if isinstance(given, kind):
         return [given] * len(prompts)
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise check.refuse(name, given, f"one {kind.__name__}, or a list with one per prompt")
     values = list(given)
     if len(values) != len(prompts):

@@ -13,6 +13,7 @@ from ramify import validation as check
 from ramify.errors import InvalidInputError, UnsupportedAttributeError
 from ramify.foreign.keywords import Foreign, own_keywords, strict_keywords
 from ramify.text.codec import Message, TextCodec
+from ramify.text.messages import as_conversations
 from ramify.text.tokenizer import Tokenizer
 
 _LISTS = "token ids come as lists, whole and unpadded"
@@ -103,10 +104,7 @@ class HuggingFaceTokenizer:
         """
         others = {name: template_variables.pop(name) for name in KEYWORDS if name in template_variables}
         own_keywords(others, (), KEYWORDS, what="an option of apply_chat_template")
-        if conversation and not isinstance(conversation[0], Mapping):
-            conversations: Any = conversation
-        else:
-            conversations = [conversation]
+        conversations = as_conversations(conversation) or [conversation]  # an empty one is refused below
         texts = [
             self._codec.render_chat(
                 each,
@@ -117,7 +115,8 @@ class HuggingFaceTokenizer:
             )
             for each in conversations
         ]
-        asked: Any = texts if conversations is conversation else texts[0]
+        is_one = len(texts) == 1 and conversations[0] is conversation
+        asked: Any = texts[0] if is_one else texts
         if not tokenize:
             return asked
         encoded = self(asked, add_special_tokens=False)
@@ -147,6 +146,14 @@ class HuggingFaceTokenizer:
     @property
     def all_special_tokens(self) -> list[str]:
         return [str(self._tokenizer.id_to_token(token_id)) for token_id in self.all_special_ids]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """An attribute that a script sets would be read by nobody."""
+        if "backend" in self.__dict__:  # made already
+            raise UnsupportedAttributeError(
+                f"this tokenizer cannot be changed: {name} cannot be set (nothing is padded or cut here)"
+            )
+        super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
         """`eos_token` and its siblings, and `eos_token_id` and theirs: None where the model has no such token."""

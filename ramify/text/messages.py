@@ -16,6 +16,15 @@ _MAX_DEPTH = 64
 _SHOWN_CHARACTERS = 80
 
 
+def as_conversations(messages: Any) -> list[Any]:
+    """A list of conversations, from several or from one: a list of messages."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise InvalidInputError(
+            f"messages must be a list of messages, or a list of such lists, not {type(messages).__name__}"
+        )
+    return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+
+
 def validate_messages(messages: object) -> list[dict[str, Any]]:
     """The messages as plain data, each content a text or None; InvalidInputError names what is wrong.
 

@@ -97,6 +97,18 @@ def test_prompts_as_vllm_has_them(llm: LLM) -> None:
         (lambda llm: llm.beam_search("a", object()), InvalidInputError, "takes its options by name"),
         (lambda llm: llm.beam_search("a", lenght_penalty=1), InvalidInputError, "did you mean length_penalty?"),
         (lambda llm: llm.get_tokenizer().padding_side, UnsupportedAttributeError, "has no 'padding_side'"),
+        (lambda llm: setattr(llm.get_tokenizer(), "pad_token", "x"), UnsupportedAttributeError, "cannot be changed"),
+        (lambda llm: llm.generate("a", {"n": 2}), InvalidInputError, "sampling_params must be one SamplingParams, or"),
+        (lambda llm: llm.chat(MESSAGES[0]), InvalidInputError, "a list of messages, or a list of such lists, not dict"),
+        (lambda llm: llm.chat("Hello"), InvalidInputError, "a list of messages, or a list of such lists, not str"),
+        (lambda llm: llm.chat(None), InvalidInputError, "a list of such lists, not NoneType"),
+        (lambda llm: llm.chat(iter(MESSAGES)), InvalidInputError, "a list of such lists, not list_iterator"),
+        (
+            lambda llm: llm.get_tokenizer().apply_chat_template(MESSAGES[0]),
+            InvalidInputError,
+            "a list of such lists, not dict",
+        ),
+        (lambda llm: llm.get_tokenizer().apply_chat_template([]), InvalidInputError, "messages must not be empty"),
     ],
 )
 def test_what_is_not_there_is_refused_by_name(llm: LLM, call: Any, kind: type[Exception], message: str) -> None:

@@ -72,6 +72,9 @@ def test_outputs_keep_the_order_of_prompts_and_params(tiny: LLM) -> None:
         ([[1.5]], r"prompt_token_ids\[0\] must be"),
         ({"prompt": "a", "extra": 1}, "one key prompt or prompt_token_ids"),
         (7, "prompts must be text, token ids, or a list"),
+        (b"text", "prompts must be text, token ids, or a list"),  # not the ids 116, 101, 120, 116
+        ({"b", "a"}, "prompts must be text, token ids, or a list"),
+        ([{2, 1}], "prompt_token_ids must be a list: a set has no order"),
         ([None], "prompt_token_ids must be a list"),
         ("text", "no tokenizer"),
     ],

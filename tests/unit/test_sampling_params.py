@@ -6,6 +6,7 @@ import math
 from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -787,3 +788,19 @@ def test_every_numeric_field_is_among_those_tried_out_of_range() -> None:
 def test_a_refused_top_p_is_told_its_whole_range(value: Any) -> None:
     with pytest.raises(InvalidInputError, match="top_p must be a finite number above 0 and at most 1, got "):
         SamplingParams(top_p=value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"seed": np.int64(3)}, r"got np\.int64\(3\); its \.tolist\(\) is of Python's own types"),
+        ({"temperature": np.float32(0.5)}, r"got np\.float32\(0\.5\); its \.tolist\(\) is of Python's own types"),
+        ({"stop_token_ids": np.array([1])}, r"must be a list, got array\(\[1\]\); its \.tolist\(\)"),
+        ({"temperature": np.float64("nan")}, r"must be a finite number >= 0, got np\.float64\(nan\)$"),
+        ({"seed": "3"}, "got '3'$"),
+    ],
+)
+def test_what_looks_right_but_is_numpys_is_told_apart(given: dict[str, Any], message: str) -> None:
+    """An integer in 1..16384 was asked for and, as it seemed, given."""
+    with pytest.raises(InvalidInputError, match=message):
+        SamplingParams(**given)
