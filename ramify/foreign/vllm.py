@@ -11,8 +11,8 @@ from typing import Any
 
 from ramify.foreign.keywords import Foreign
 
-_ONE_DEVICE = "a model runs on one device"
-_FULL_WEIGHTS = "quantised weights are read from GGUF files"
+_OTHER_SHARES = "tensor_parallel_size shares a model among devices, data_parallel_size makes replicas"
+_SAID_BY_FILES = "the checkpoint says how it is quantised (GPTQ, AWQ, FP8, GGUF): leave it out"
 _TEXT_ALONE = "models take text or token ids alone"
 _NO_LORA = "adapters are not served: merge them into the weights"
 _NO_SPECULATION = "see speculation, which drafts tokens that are the same with it and without"
@@ -43,7 +43,7 @@ ENGINE_OPTIONS: dict[str, Foreign] = {
     "model_impl": Foreign("there is one decoder for all families", ("auto",)),
     "rope_scaling": Foreign(_FROM_CONFIG),
     "rope_theta": Foreign(_FROM_CONFIG),
-    "quantization": Foreign(_FULL_WEIGHTS),
+    "quantization": Foreign(_SAID_BY_FILES),
     "override_generation_config": Foreign("pass SamplingParams with these values to generate or chat"),
     # tokenizers
     "tokenizer_mode": Foreign("the tokenizer is read as the folder has it", ("auto", "fast", "hf")),
@@ -51,16 +51,16 @@ ENGINE_OPTIONS: dict[str, Foreign] = {
     "tokenizer_pool_size": _ANY,
     "tokenizer_pool_type": _ANY,
     # several devices
-    "pipeline_parallel_size": Foreign(_ONE_DEVICE, (1,)),
-    "decode_context_parallel_size": Foreign(_ONE_DEVICE, (1,)),
-    "prefill_context_parallel_size": Foreign(_ONE_DEVICE, (1,)),
-    "enable_expert_parallel": Foreign(_ONE_DEVICE, (False,)),
-    "distributed_executor_backend": Foreign(_ONE_DEVICE, ("uni", "mp")),
+    "pipeline_parallel_size": Foreign(_OTHER_SHARES, (1,)),
+    "decode_context_parallel_size": Foreign(_OTHER_SHARES, (1,)),
+    "prefill_context_parallel_size": Foreign(_OTHER_SHARES, (1,)),
+    "enable_expert_parallel": Foreign(_OTHER_SHARES, (False,)),
+    "distributed_executor_backend": Foreign(_OTHER_SHARES + "; ramify.ray is for clusters", ("uni", "mp")),
     "worker_cls": Foreign("there are no workers", ("auto",)),
     "worker_extension_cls": Foreign("there are no workers"),
     "disable_custom_all_reduce": _ANY,
     "max_parallel_loading_workers": _ANY,
-    "ray_workers_use_nsight": Foreign(_ONE_DEVICE, (False,)),
+    "ray_workers_use_nsight": Foreign(_OTHER_SHARES, (False,)),
     # memory and scheduling
     "kv_cache_dtype": Foreign("keys and values are kept in the model's dtype", ("auto",)),
     "calculate_kv_scales": Foreign("keys and values are kept in the model's dtype", (False,)),
