@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ramify.distill.files import SAMPLES, SETTINGS
+from ramify.distill.files import ANSWERS, SAMPLES, SETTINGS
 from ramify.distill.problem_lines import ProblemLines
 from ramify.distill.problems import Problem
 from ramify.distill.recipe import Recipe
@@ -56,10 +56,12 @@ class Journal:
     def _settle_settings(self) -> None:
         path = self.folder / SETTINGS
         wanted = self._recipe.as_dict()
+        content = json.dumps(wanted, ensure_ascii=False, indent=1) + "\n"
+        has_samples = os.fstat(self._lines.file).st_size > 0
         if not path.exists():
-            if os.fstat(self._lines.file).st_size:
+            if has_samples:
                 raise InvalidInputError(f"{self.path} was not written by this command: choose another folder")
-            write_whole(path, json.dumps(wanted, ensure_ascii=False, indent=1) + "\n")
+            write_whole(path, content)
             return
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -67,6 +69,10 @@ class Journal:
             found = None
         if not isinstance(found, dict):
             raise InvalidInputError(f"{path} is damaged: choose another folder")
+        answers = self.folder / ANSWERS
+        if not has_samples and not (answers.exists() and answers.stat().st_size):
+            write_whole(path, content)  # nothing was made with what it says: its run ended before, by a mistake in it
+            return
         before = Recipe().as_dict() | found  # a setting that is newer than the folder was at its default
         without_oracle = wanted["oracle"] is before["oracle"] is None
         for name, value in wanted.items():

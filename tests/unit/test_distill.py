@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.distill.answers import as_number, is_match, reference_answer, sample_answer
-from ramify.distill.files import SAMPLES
+from ramify.distill.files import ANSWERS, SAMPLES
 from ramify.distill.journal import Journal
 from ramify.distill.problems import Problem, read_problems
 from ramify.distill.recipe import Recipe, load_preset, preset_names
@@ -292,10 +292,21 @@ def test_a_run_that_was_cut_anywhere_goes_on_to_the_same_samples(tmp_path: Path)
 
 
 def test_other_settings_are_refused(tmp_path: Path) -> None:
-    Journal(tmp_path, RECIPE, PROBLEMS).close()
+    with Journal(tmp_path, RECIPE, PROBLEMS) as journal:
+        journal.append(samples_of(PROBLEMS[0]))
     with pytest.raises(InvalidInputError, match=r"temperature was 0\.8, now it is 0\.5"):
         Journal(tmp_path, RECIPE.changed({"temperature": 0.5}), PROBLEMS)
     Journal(tmp_path, RECIPE, PROBLEMS).close()
+
+
+def test_settings_that_nothing_was_made_with_may_be_others(tmp_path: Path) -> None:
+    """A model's name with a typing error ended the run, and its folder then refused the right name."""
+    Journal(tmp_path, RECIPE.changed({"model_theta": "smolm"}), PROBLEMS).close()
+    Journal(tmp_path, RECIPE, PROBLEMS).close()
+    assert json.loads((tmp_path / "settings.json").read_text()) == RECIPE.as_dict()
+    (tmp_path / ANSWERS).write_text("{}\n")  # the oracle's answers are bound to what it was asked
+    with pytest.raises(InvalidInputError, match=r"temperature was 0\.8, now it is 0\.5"):
+        Journal(tmp_path, RECIPE.changed({"temperature": 0.5}), PROBLEMS)
 
 
 def test_other_problems_are_refused_and_more_are_welcome(tmp_path: Path) -> None:
@@ -365,7 +376,8 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_a_folder_from_before_a_setting_existed_goes_on(tmp_path: Path) -> None:
-    Journal(tmp_path, RECIPE, PROBLEMS).close()
+    with Journal(tmp_path, RECIPE, PROBLEMS) as journal:
+        journal.append(samples_of(PROBLEMS[0]))
     path = tmp_path / "settings.json"
     older = {name: value for name, value in json.loads(path.read_text()).items() if not name.startswith("oracle")}
     path.write_text(json.dumps(older))
