@@ -13,7 +13,7 @@ import typer
 from ramify.cli.conversation import Conversation, Messages
 from ramify.cli.line_editor import LineEditor
 from ramify.cli.messages import say, say_error
-from ramify.cli.options import ENGINE_FLAGS, flags_of, made, with_flags
+from ramify.cli.options import ENGINE_FLAGS, SAMPLING_FIELDS, flags_of, made, told_in_flags, with_flags
 from ramify.cli.recommendation import completed, said_fields, sampling_flags
 from ramify.errors import InvalidInputError, RamifyError
 from ramify.outputs import FinishReason
@@ -121,7 +121,8 @@ class Chat:
             say(f"(the context is full: {turns} dropped)")
         limit = room if longest is None else min(longest, room)
         params = replace(self._params, max_tokens=limit, min_tokens=min(self._params.min_tokens, limit))
-        answer, reason = self._stream(conversation.messages(question), params)
+        with told_in_flags(SAMPLING_FIELDS):
+            answer, reason = self._stream(conversation.messages(question), params)
         if reason is FinishReason.LENGTH:
             why = f"--max-tokens = {limit}" if limit == longest else f"the context's end after {limit} tokens"
             say(f"(cut off by {why})")

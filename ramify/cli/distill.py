@@ -12,7 +12,7 @@ import typer
 
 from ramify import validation as check
 from ramify.cli.messages import say, say_warning
-from ramify.cli.options import ENGINE_FLAGS, chosen, flag_of, flags_of, in_flags_words, override_flags_of, with_flags
+from ramify.cli.options import ENGINE_FLAGS, chosen, flag_of, flags_of, override_flags_of, told_in_flags, with_flags
 from ramify.config import EngineConfig
 from ramify.device_names import Devices, check_devices
 from ramify.distill.files import DATA, REPORT, WRITTEN
@@ -82,9 +82,9 @@ def distill(
     accepted ones) and report.html. It may be stopped at any moment: the same command again goes on. The exit status is
     3 if no sample was accepted.
     """
-    check.choice("on_malformed", on_malformed, ("stop", "skip"))
+    check.choice("--on-malformed", on_malformed, ("stop", "skip"))
     if limit is not None:
-        check.integer("limit", limit, 1)
+        check.integer("--limit", limit, 1)
     recipe = _recipe(preset, values)
     _check_place(problems, out)
     given = {"address": ray_address, "engines": ray_engines, "cpus": ray_cpus, "gpus": ray_gpus}
@@ -100,7 +100,7 @@ def distill(
     found = _read(problems, limit, skips=on_malformed == "skip", has_oracle=recipe.oracle is not None)
     options: Any = chosen(values, OTHER_ENGINE_FLAGS)
     try:
-        with _joined(ray_address) if ray else nullcontext():
+        with _joined(ray_address) if ray else nullcontext(), told_in_flags((*RECIPE_FIELDS, *OTHER_ENGINE_FLAGS)):
             from ramify.distill.run import Run  # torch takes a moment: what is wrong above is told without it
 
             run = Run(
@@ -165,10 +165,8 @@ def _pool(**given: Any) -> Pool:
 def _recipe(preset: str, values: dict[str, Any]) -> Recipe:
     overrides = {field.name: values[field.name] for field in RECIPE_FIELDS if values[field.name] not in (None, [])}
     recipe = load_preset(preset)
-    try:
+    with told_in_flags(RECIPE_FIELDS):
         recipe = recipe.changed(overrides)
-    except InvalidInputError as error:
-        raise InvalidInputError(in_flags_words(str(error), overrides)) from None
     asked_of_oracle = sorted(name for name in overrides if name.startswith("oracle_"))
     if recipe.oracle is None and asked_of_oracle:
         raise InvalidInputError(f"{flag_of(asked_of_oracle[0])} needs --oracle, the model that writes missing answers")

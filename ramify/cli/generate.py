@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ramify.cli.as_json import as_json
 from ramify.cli.messages import say, say_error
-from ramify.cli.options import ENGINE_FLAGS, flag_of, flags_of, made, with_flags
+from ramify.cli.options import ENGINE_FLAGS, SAMPLING_FIELDS, flag_of, flags_of, made, told_in_flags, with_flags
 from ramify.cli.recommendation import completed, said_fields, sampling_flags
 from ramify.cli.standard_input import read_all
 from ramify.cli.two_models import PAIR, TwoModels, two_models
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ENGINE = flags_of(ENGINE_FLAGS, "Engine")
 # Shown to people: longer than the library's bare default.
 SAMPLING = sampling_flags({"max_tokens": 64})
+MET_BY_A_MODEL = (*SAMPLING_FIELDS, *ENGINE_FLAGS)  # whose values may be refused when they are
 LARGEST_SEED = 2**32 - 1  # of those drawn here: short enough to be typed again
 
 
@@ -64,9 +65,11 @@ def generate(
     if draws_seed:
         params = replace(params, seed=secrets.randbelow(LARGEST_SEED + 1))
     if plain and not isinstance(llm, TwoModels) and len(texts) == 1 and not params.requires_parallel_sampling():
-        error = _stream(llm, texts[0], params)
+        with told_in_flags(MET_BY_A_MODEL):
+            error = _stream(llm, texts[0], params)
     else:
-        outputs = llm.generate(texts, params, use_tqdm=sys.stderr.isatty() and not json_lines)
+        with told_in_flags(MET_BY_A_MODEL):
+            outputs = llm.generate(texts, params, use_tqdm=sys.stderr.isatty() and not json_lines)
         _show(outputs, params, json_lines=json_lines, plain=plain)
         error = next((output.error for output in outputs if output.error), None)
     if values["speculation"] is not None and not isinstance(llm, TwoModels):

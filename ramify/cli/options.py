@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
 from enum import Enum
 from typing import Annotated, Any, TypeVar, get_args
@@ -95,8 +96,15 @@ def chosen(values: dict[str, Any], some: Iterable[Field[Any]]) -> dict[str, Any]
 def made(kind: Callable[..., Made], values: dict[str, Any], some: Iterable[Field[Any]], **others: Any) -> Made:
     """What `kind` makes of these fields' flags; what it refuses is said in the flags' own words."""
     some = tuple(some)
-    try:
+    with told_in_flags(some):
         return kind(**chosen(values, some), **others)
+
+
+@contextmanager
+def told_in_flags(some: Iterable[Field[Any]]) -> Iterator[None]:
+    """Around what may refuse values of these fields' flags: it speaks of the flags, in one line as ever."""
+    try:
+        yield
     except InvalidInputError as error:
         raise type(error)(in_flags_words(str(error), (field.name for field in some))) from None
 

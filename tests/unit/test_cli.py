@@ -254,6 +254,32 @@ def test_a_seed_is_drawn_and_printed_so_that_a_run_can_be_repeated(run: Ran) -> 
 
 
 @pytest.mark.usefixtures("echo")
+@pytest.mark.parametrize("flags", [(), ("--plain",)])
+def test_what_only_a_model_can_refuse_is_told_by_its_flag_too(
+    run: Ran, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise InvalidInputError("prompt of 9 tokens plus max_tokens 90 must fit max_model_len = 64")
+
+    monkeypatch.setattr(EchoLLM, "generate", refuse)
+    monkeypatch.setattr(EchoLLM, "stream_generate", refuse)
+    told = "error: prompt of 9 tokens plus --max-tokens 90 must fit --max-model-len = 64\n"
+    assert run("generate", "x", *flags) == (2, "", told)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--limit", "0"), "--limit must be an integer >= 1, got 0"),
+        (("--on-malformed", "x"), "--on-malformed must be one of 'stop', 'skip', got 'x'"),
+        (("--alpha", "0.5"), "--alpha must be None: --alpha-method 'kl_symmetry' finds it, got 0.5"),
+    ],
+)
+def test_distill_is_refused_by_its_flags_too(run: Ran, flags: tuple[str, ...], message: str) -> None:
+    assert run("distill", "problems.jsonl", "--out", "run", *flags)[2] == f"error: {message}\n"
+
+
+@pytest.mark.usefixtures("echo")
 @pytest.mark.parametrize("flags", [("--temperature", "0"), ("--strategy", "beam_search")])
 def test_no_seed_is_drawn_where_nothing_is_drawn(run: Ran, flags: tuple[str, ...]) -> None:
     _, output, told = run("generate", "x", "--json", *flags)
