@@ -5,6 +5,7 @@ Where an oracle is to write the missing answers, a problem may come without one.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 from dataclasses import dataclass
@@ -55,7 +56,8 @@ def read_problems(
     problems: list[Problem] = []
     malformed: list[Malformed] = []
     with file:
-        for line, content in enumerate(file, start=1):
+        for line, whole in enumerate(file, start=1):
+            content = whole.removeprefix(codecs.BOM_UTF8) if line == 1 else whole  # as some editors begin a file
             if limit is not None and line > limit:
                 break
             if not content.strip():

@@ -29,6 +29,8 @@ def resolve(model: str, say: Callable[[str], None] = lambda _: None) -> Path:
         raise ModelNotFoundError(f"{path.name} is a file, but not a .gguf file: {hint}")
     if HUB_ID.fullmatch(model):
         return _from_hub(model, say)
+    if model.endswith((".gguf", ".safetensors")) or model.startswith(("/", "./", "../", "~")):
+        raise ModelNotFoundError(f"model {model!r:.200} is a path at which no file or folder can be found")
     raise ModelNotFoundError(
         f"model {model!r:.200} is not a folder, a .gguf file, a hub id (owner/name) or {embedded.NAME!r}, the default"
     )

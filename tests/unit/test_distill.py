@@ -138,6 +138,19 @@ def test_problems_are_read_and_bad_lines_told(tmp_path: Path) -> None:
         read_problems(tmp_path / "nowhere")
 
 
+def test_a_mark_of_utf_8_may_begin_a_file(tmp_path: Path) -> None:
+    """As editors write it on Windows, and only there: in a later line it is no JSON."""
+    path = tmp_path / "problems.jsonl"
+    line = b'{"question": "a", "answer": "1"}\r\n'
+    path.write_bytes(b"\xef\xbb\xbf" + line + line)
+    marked, malformed = read_problems(path)
+    assert malformed == []
+    path.write_bytes(line + line)
+    assert read_problems(path)[0] == marked
+    path.write_bytes(line + b"\xef\xbb\xbf" + line)
+    assert [bad.line for bad in read_problems(path)[1]] == [2]
+
+
 def test_answers_may_lack_where_an_oracle_writes_them(tmp_path: Path) -> None:
     path = tmp_path / "problems.jsonl"
     path.write_text(

@@ -196,7 +196,7 @@ def test_an_index_that_names_the_single_file_is_followed(folder: Path) -> None:
 def test_places_without_a_model_are_explained(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"has no config\.json"):
         _load(tmp_path)
-    with pytest.raises(ModelNotFoundError, match="not a folder"):
+    with pytest.raises(ModelNotFoundError, match="no file or folder can be found"):
         _load(tmp_path / "nothing here")
     note = tmp_path / "note.txt"
     note.write_text("hello")
@@ -206,6 +206,9 @@ def test_places_without_a_model_are_explained(tmp_path: Path) -> None:
     foreign.write_bytes(b"hello, this is not a model" * 10)
     with pytest.raises(FileFormatError, match=r"foreign\.gguf"):
         _load(foreign)
+    for gone in (str(tmp_path / "gone.gguf"), "gone.gguf", "./gone", "~/gone/model"):
+        with pytest.raises(ModelNotFoundError, match=r"is a path at which no file or folder can be found"):
+            LLM(gone)
 
 
 def test_load_formats_must_fit_the_files(folder: Path) -> None:
