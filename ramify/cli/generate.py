@@ -17,6 +17,7 @@ from ramify.cli.messages import say, say_error
 from ramify.cli.options import ENGINE_FLAGS, SAMPLING_FIELDS, flag_of, flags_of, made, told_in_flags, with_flags
 from ramify.cli.recommendation import completed, said_fields, sampling_flags
 from ramify.cli.standard_input import read_all
+from ramify.cli.streams import takes_all_characters
 from ramify.cli.two_models import PAIR, TwoModels, two_models
 from ramify.errors import InvalidInputError
 from ramify.sampling_params import OutputKind, SamplingParams, SamplingStrategy, SamplingType
@@ -125,7 +126,7 @@ def _stream(llm: LLM, prompt: str, params: SamplingParams) -> str | None:
 def _show(outputs: Sequence[RequestOutput], params: SamplingParams, *, json_lines: bool, plain: bool) -> None:
     if json_lines:
         for output in outputs:
-            print(json.dumps(as_json(output, params.seed), ensure_ascii=False))
+            print(json.dumps(as_json(output, params.seed), ensure_ascii=not takes_all_characters()))
     elif plain:
         print("\n\n".join(completion.text for output in outputs for completion in output.outputs))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
@@ -16,6 +17,16 @@ def prepare_streams() -> None:
     sys.stderr = sys.stderr or nowhere.open("w", encoding="utf-8")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="strict")
+    if isinstance(sys.stdout, io.TextIOWrapper) and not takes_all_characters():
+        sys.stdout.reconfigure(errors="replace")  # one that it lacks is a question mark, and the rest is not lost
+
+
+def takes_all_characters() -> bool:
+    """Whether standard output is Unicode; in other encodings models write what they have no character for."""
+    try:
+        return codecs.lookup(sys.stdout.encoding or "utf-8").name.startswith("utf-")
+    except LookupError:
+        return False
 
 
 def discard_output() -> None:

@@ -368,6 +368,26 @@ def test_a_full_disk_under_standard_output_is_told_in_one_line() -> None:
 
 
 @pytest.mark.usefixtures("echo")
+@pytest.mark.parametrize(
+    ("encoding", "plain"), [("ascii", "'?? caf?'"), ("latin-1", "'?? café'"), ("utf-8", "'月亮 café'")]
+)
+def test_what_an_output_has_no_character_for_is_not_the_end_of_the_rest(
+    run: Ran, monkeypatch: pytest.MonkeyPatch, encoding: str, plain: str
+) -> None:
+    """A long run ended in a UnicodeEncodeError; without --plain for the dot beneath every sample alone."""
+
+    def shown(*flags: str) -> str:
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+        assert run("generate", "月亮 café", "--seed", "1", *flags)[0] == 0
+        return written.getvalue().decode(encoding)
+
+    assert shown("--plain") == f"{plain} piece by piece\n"
+    assert json.loads(shown("--json"))["prompt"] == "月亮 café"
+    assert plain.strip("'") in shown()
+
+
+@pytest.mark.usefixtures("echo")
 def test_plain_prints_text_alone(run: Ran) -> None:
     _, output, told = run("generate", "a", "b", "--plain", "--seed", "1")
     assert (output, told) == ("'a' with 1, at most 64\n\n'b' with 1, at most 64\n", "")
