@@ -51,6 +51,11 @@ def main() -> None:
     except BrokenPipeError:  # whoever read it has had enough
         discard_output()
         sys.exit(1)
+    except PermissionError as error:  # of a file or folder that a flag names, or the cache
+        if error.filename is None:
+            raise
+        say_error(f"{error.filename}: {error.strerror}")
+        sys.exit(2)
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise

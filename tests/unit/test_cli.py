@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -365,6 +367,17 @@ def test_a_full_disk_under_standard_output_is_told_in_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (1, "error: standard output cannot be written: the disk is full\n")
+
+
+@pytest.mark.usefixtures("echo")
+def test_a_folder_that_may_not_be_read_is_told_in_one_line(run: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a file is there is a question that Python answers by an exception then."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "secret/generation_config.json")
+
+    monkeypatch.setattr(EchoLLM, "__init__", refuse)
+    assert run("generate", "x") == (2, "", "error: secret/generation_config.json: Permission denied\n")
 
 
 @pytest.mark.usefixtures("echo")
