@@ -143,7 +143,7 @@ def _cpu_kernels(say: Callable[[str], None]) -> Finding:
         if shutil.which("g++") is None:
             carries = ", or Ramify's wheel, which carries them" if fitting(processor_flags()) else ""
             remedy = f"install g++ (Debian, Ubuntu: apt install g++){carries}"
-        advice = f"{remedy}; until then torch's operators serve, at about two thirds of the speed"
+        advice = f"{remedy}; until then torch's operators serve, at less than half of the speed"
         return Finding("CPU kernels", "lacking", f"not there: {error}", advice)
     if asked is not None and asked in fits[1:]:
         advice = f"unset {VARIABLE}: this processor has {fits[0].title}"
