@@ -29,6 +29,15 @@ KEYWORDS = {
 }
 
 
+class Encoding(dict[str, Any]):
+    """What a tokenizer makes of a text, by key or by attribute: `encoding["input_ids"]`, `encoding.input_ids`."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"an encoding has {', '.join(self)}, and no {name!r}")
+
+
 class HuggingFaceTokenizer:
     """Encodes, decodes and renders as `transformers`' fast tokenizer of the same files does; nothing can be changed."""
 
@@ -57,15 +66,15 @@ class HuggingFaceTokenizer:
         return [self.decode(token_ids, skip_special_tokens) for token_ids in sequences]
 
     @strict_keywords(KEYWORDS, "an option of a tokenizer")
-    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
+    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> Encoding:
         """`input_ids` and `attention_mask` of a text, or of each of several, unpadded."""
         if isinstance(text, str):
             token_ids = self.encode(text, add_special_tokens)
-            return {"input_ids": token_ids, "attention_mask": [1] * len(token_ids)}
+            return Encoding(input_ids=token_ids, attention_mask=[1] * len(token_ids))
         if not isinstance(text, list | tuple):
             raise check.refuse("text", text, "a text or a list of texts")
         each = [self.encode(one, add_special_tokens) for one in text]
-        return {"input_ids": each, "attention_mask": [[1] * len(token_ids) for token_ids in each]}
+        return Encoding(input_ids=each, attention_mask=[[1] * len(token_ids) for token_ids in each])
 
     def tokenize(self, text: str) -> list[str]:
         """The vocabulary's spelling of each token."""

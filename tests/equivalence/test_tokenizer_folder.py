@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,6 +147,11 @@ def test_the_tokenizer_that_callers_get_is_theirs_by_name_and_default(folder: Pa
         assert ours.decode(ids) == theirs.decode(ids)
         assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
         assert ours.tokenize(text) == theirs.tokenize(text, truncation=False)
+    both = (ours(list(SAMPLES)), theirs(list(SAMPLES), truncation=False))
+    assert both[0].input_ids == both[1].input_ids
+    assert both[0].attention_mask == both[1].attention_mask
+    assert copy.deepcopy(both[0]) == pickle.loads(pickle.dumps(both[0])) == both[0]
+    assert not hasattr(both[0], "token_type_ids")
     assert ours.convert_ids_to_tokens([1, 5, 260]) == theirs.convert_ids_to_tokens([1, 5, 260])
     for token in ("H", "no such token"):
         assert ours.convert_tokens_to_ids(token) == theirs.convert_tokens_to_ids(token)
