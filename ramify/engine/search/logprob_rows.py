@@ -75,18 +75,20 @@ class LogprobRows(Sequence[LogprobRow]):
 
 
 def logprob_row(token_id: int, report: TokenReport, decode: Decode | None) -> LogprobRow:
-    """Tokens that cannot be drawn at all (minus infinity) are not among the likeliest."""
+    """Tokens that cannot be drawn at all (minus infinity) are not among the likeliest. Those that tie share a rank."""
 
     def entry(identity: int, logprob: float, rank: int) -> Logprob:
         return Logprob(logprob, rank, None if decode is None else decode(identity))
 
-    row = {
-        top_id: entry(top_id, logprob, rank)
-        for rank, (top_id, logprob) in enumerate(
-            zip(report.top_token_ids.tolist(), report.top_logprobs.tolist(), strict=True), start=1
-        )
-        if logprob > float("-inf")
-    }
+    row: LogprobRow = {}
+    above, rank = float("inf"), 0
+    likeliest = zip(report.top_token_ids.tolist(), report.top_logprobs.tolist(), strict=True)
+    for place, (top_id, logprob) in enumerate(likeliest, start=1):
+        if logprob == float("-inf"):
+            break
+        above, rank = logprob, rank if logprob == above else place
+        # Logits may differ where logprobs do not: the token's own rank was told from its logit.
+        row[top_id] = entry(top_id, logprob, report.rank if top_id == token_id else rank)
     if token_id not in row:
         row[token_id] = entry(token_id, report.logprob, report.rank)
     return row
