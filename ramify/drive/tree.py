@@ -27,7 +27,6 @@ from ramify.drive.loops import Calls
 from ramify.drive.node import Node
 from ramify.drive.scoring import raise_first_error
 from ramify.engine.core import EngineCore
-from ramify.engine.demands import Demands
 from ramify.engine.plan import Draw
 from ramify.engine.request import Request
 from ramify.errors import CacheExhaustedError, InvalidInputError
@@ -38,6 +37,7 @@ from ramify.structured.matcher import Matcher
 
 STRATEGIES = (SamplingStrategy.PARALLEL, SamplingStrategy.DIVERSE)
 UNREAD = SamplingParams(max_tokens=1, temperature=0, detokenize=False)  # a token that nobody reads ends the request
+LOOKED_AT = replace(UNREAD, speculate=False)  # drafts would call who looks, too
 TOLD = SamplingParams(max_tokens=0, prompt_logprobs=0, detokenize=False)
 
 
@@ -163,6 +163,7 @@ class Tree:
         listed = self._checked(nodes)
         params = self._intake.defaults.params() if params is None else params
         self._check_sampling(params)
+        draws = [] if mode == "raw" else self._first_draws(listed, params)
         self._settle(listed)
         rows: list[Tensor] = [torch.empty(0)] * len(listed)
 
@@ -176,7 +177,7 @@ class Tree:
         self._run(
             [
                 self._request(
-                    node.token_ids, replace(UNREAD, logits_processors=[looking(index)]), begins_with=node.kept_as
+                    node.token_ids, replace(LOOKED_AT, logits_processors=[looking(index)]), begins_with=node.kept_as
                 )
                 for index, node in enumerate(listed)
             ]
@@ -184,7 +185,7 @@ class Tree:
         if not rows:
             return torch.empty(0, self._intake.vocab_size)
         logits = torch.stack(rows)
-        return logits.log_softmax(-1) if mode == "raw" else self._processed(logits, listed, params)
+        return logits.log_softmax(-1) if mode == "raw" else self._processed(logits, draws)
 
     # -- giving back -----------------------------------------------------------------------------------------
 
@@ -337,25 +338,32 @@ class Tree:
             told.append([row[token].logprob for row, token in zip(rows, token_ids, strict=True) if row is not None])
         return [request.root.seq_id for request in requests], told
 
-    def _processed(self, logits: Tensor, nodes: list[Node], params: SamplingParams) -> Tensor:
-        """By the sampler's own pipeline, as if each node's first token were drawn."""
-        vocab_size = logits.shape[1]
-        core = self._core
+    def _first_draws(self, nodes: list[Node], params: SamplingParams) -> list[Draw]:
+        """The first tokens that `sample` would draw next, with all that could be drawn told of."""
+        asked = replace(
+            params,
+            n=1,
+            best_of=None,
+            max_tokens=1,
+            min_tokens=min(params.min_tokens, 1),
+            logprobs=self._intake.vocab_size,
+            speculate=False,
+        )
         draws = []
-        for node in nodes:
-            demands = Demands(
-                replace(params, n=1, best_of=None, logprobs=vocab_size),
-                prompts=(node.token_ids,),
-                eos_token_ids=core.eos_token_ids,
-                bad_words=core.encode_words(params.bad_words) if params.bad_words and core.encode_words else (),
-                longest_output=1,
-            )
+        for node, seed in zip(nodes, self._seeds(nodes, params.seed), strict=True):
+            request = Request(str(node.id), None, node.token_ids, asked)
+            self._core.capacity.check(request)
+            demands = self._core.demands_of(request, seed=seed)
             draws.append(Draw(str(node.id), 0, 0, 0, (), demands, matcher=self._matcher(node, params)))
-        result = Sampler("processed").sample([Source(logits, range(len(nodes)))], draws)
+        return draws
+
+    def _processed(self, logits: Tensor, draws: list[Draw]) -> Tensor:
+        """By the sampler's own pipeline, as if these were drawn."""
+        result = Sampler("processed").sample([Source(logits, range(len(draws)))], draws)
         if result.faults:
             raise InvalidInputError(next(iter(result.faults.values())))
         told = torch.full_like(logits, -torch.inf)
-        for index in range(len(nodes)):
+        for index in range(len(draws)):
             report = result.reports[index]
             told[index, torch.as_tensor(report.top_token_ids)] = torch.as_tensor(report.top_logprobs)
         return told

@@ -143,18 +143,8 @@ class EngineCore:
         self.check(request)
         params, number = request.sampling_params, self._num_arrived
         request.arrival_time = self.clock()
-        demands = Demands(
-            params,
-            number=number,
-            seed=next(
-                seed for seed in (params.seed, request.seed, request_seed(self.seed, number)) if seed is not None
-            ),
-            prompts=tuple(track.prompt_token_ids for track in request.root.tracks),
-            eos_token_ids=self.eos_token_ids,
-            bad_words=self._words(params.bad_words),
-            breakers=frozenset(word[-1] for word in self._words([f"a{text}" for text in params.sequence_breakers])),
-            longest_output=self.capacity.longest_output(request.root),
-        )
+        seeds = (params.seed, request.seed, request_seed(self.seed, number))
+        demands = self.demands_of(request, number=number, seed=next(seed for seed in seeds if seed is not None))
         request.root.matcher = self._matcher(request, sorted(demands.end_token_ids))
         text = self.make_text(params, request.prompt_token_ids)
         group = Group(request, demands, text, decode=self.decode, ledger=ledger)
@@ -169,6 +159,20 @@ class EngineCore:
             num_untold = max(num_untold, self.kept.begin(request.begins_with, request.root))
         group.prompt_reports += [None] * num_untold
         self._is_torn = False
+
+    def demands_of(self, request: Request, *, number: int = 0, seed: int) -> Demands:
+        """What it demands of this model and its tokenizer."""
+        params = request.sampling_params
+        return Demands(
+            params,
+            number=number,
+            seed=seed,
+            prompts=tuple(track.prompt_token_ids for track in request.root.tracks),
+            eos_token_ids=self.eos_token_ids,
+            bad_words=self._words(params.bad_words),
+            breakers=frozenset(word[-1] for word in self._words([f"a{text}" for text in params.sequence_breakers])),
+            longest_output=self.capacity.longest_output(request.root),
+        )
 
     def _words(self, words: Items[str] | None) -> tuple[tuple[int, ...], ...]:
         """As token ids, in each of their spellings; a model without a tokenizer has none."""

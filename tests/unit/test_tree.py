@@ -17,6 +17,7 @@ from ramify.drive.loops import Calls
 from ramify.drive.node import Node
 from ramify.drive.tree import Tree, node_seed
 from ramify.engine.core import EngineCore
+from ramify.engine.drafting.lookup import LookupDrafter
 from ramify.errors import CacheExhaustedError
 from tests.fake import VOCAB, FakeDevice, fake_engine, letters, logits_after
 
@@ -231,6 +232,48 @@ def test_processed_logprobs_are_of_what_sample_draws_from() -> None:
     assert int((told > -torch.inf).sum()) == 4
     [children] = tree.sample(node, replace(params, n=16, max_tokens=1))
     assert {child.own_token_ids[0] for child in children} <= set((told > -torch.inf).nonzero().flatten().tolist())
+
+
+def test_processed_logprobs_are_of_the_controls_that_need_words_and_coins_too() -> None:
+    """Breakers of repetitions were forgotten there, and every node of every seed had one and the same coin."""
+    core = fake_engine(num_blocks=400, logprobs_mode="processed")
+    core.encode_words = letters().encode_words
+    tree = tree_of(core)
+    [breaker] = letters().encode("b", add_special_tokens=False)
+    root = tree.root([20, breaker, 21, 20, breaker])
+    [free], [broken] = (
+        tree.next_logprobs(root, "processed", SamplingParams(dry_multiplier=9.0, dry_sequence_breakers=breakers))
+        for breakers in (["c"], ["b"])
+    )
+    torch.testing.assert_close(broken, logits_after(list(root.token_ids)).log_softmax(-1), atol=1e-5, rtol=0)
+    assert float(free[21]) < float(broken[21]) - 5
+
+    params = SamplingParams(xtc_probability=0.5, xtc_threshold=0.01, max_tokens=1, seed=5)
+    excluded = []
+    for _ in range(12):
+        [told] = tree.next_logprobs(root, "processed", params)
+        excluded.append(bool(told.isinf().any()))
+        [[child]] = tree.sample(root, replace(params, logprobs=1))
+        assert child.output is not None
+        assert child.output.logprobs is not None
+        drawn = child.own_token_ids[0]
+        assert child.output.logprobs[0][drawn].logprob == pytest.approx(float(told[drawn]), abs=1e-5)
+    assert 0 < sum(excluded) < 12
+
+
+def test_next_logprobs_are_told_where_tokens_are_drafted() -> None:
+    """What looks at the logits is a processor, and requests with one had been refused there."""
+    core = fake_engine(drafter=LookupDrafter("ngram"))
+    tree = tree_of(core)
+    [told] = tree.next_logprobs(tree.root(PROMPT))
+    torch.testing.assert_close(told, logits_after(PROMPT).log_softmax(-1), atol=1e-5, rtol=0)
+
+
+def test_processed_logprobs_ignore_nothing() -> None:
+    core = fake_engine()
+    tree = tree_of(core)
+    with pytest.raises(InvalidInputError, match="bad_words need a tokenizer"):
+        tree.next_logprobs(tree.root(PROMPT), "processed", SamplingParams(bad_words=["a"]))
 
 
 def test_text_and_ends() -> None:
