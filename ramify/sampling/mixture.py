@@ -44,7 +44,7 @@ class Mixed:
     ess_theta: Tensor
     ess_teacher: Tensor
     clamped: Tensor  # (R,) bool: alpha_min or alpha_max stopped α
-    disjoint: Tensor  # (R,) bool: no token is possible under both models, so there is nothing to draw
+    disjoint: Tensor  # (R,) bool: no token is possible under both models, or the one that decides: nothing to draw
     sound: Tensor  # (R,) bool: neither model gave NaN or plus infinity; elsewhere nothing here means anything
     normaliser_theta: Tensor  # (R,) log Σ exp of what was mixed: a token's logprob is its logit less this
     normaliser_teacher: Tensor
@@ -174,7 +174,8 @@ def _describe(pair: Pair, logits: Tensor, alpha: Tensor, log_z: Tensor, *, mean:
     """What is said of q*; mean (R,) is that of d under it. Rows of one model alone, and of none, are put right here."""
     is_theta, is_teacher = alpha == 0, alpha == 1
     is_end = is_theta | is_teacher
-    disjoint = pair.is_disjoint & ~is_end
+    # Its support may leave a student that decides alone nothing; the teacher, whose support it is, keeps its likeliest.
+    disjoint = pair.is_disjoint & ~is_end | is_theta & (pair.largest == -torch.inf)
     if alpha.device.type != "cpu" or bool((is_end | disjoint).any()):
         logits = torch.where(is_theta[:, None], pair.theta, logits)
         # A disjoint row ends with an error; until then whoever reads its logits must find numbers.

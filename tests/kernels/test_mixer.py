@@ -103,6 +103,16 @@ def test_one_model_alone_keeps_its_bits(alpha: float, is_teacher: bool, device: 
         assert torch.allclose(getattr(made, name), getattr(wanted, name), rtol=1e-3), name
 
 
+def test_a_student_whom_the_support_leaves_nothing_decides_nothing(device: torch.device) -> None:
+    theta, teacher = pairs("random", 3, 300, seed=31)
+    teacher[:, 7] = 40.0
+    theta[1, 7] = -math.inf
+    made, wanted = both(theta, teacher, device, alpha_method="fixed", alpha=0.0, teacher_top_k=1)
+    assert made.disjoint.tolist() == wanted.disjoint.tolist() == [False, True, False]
+    assert made.log_z.tolist() == wanted.log_z.tolist() == [0.0, -math.inf, 0.0]
+    assert torch.equal(made.logits, wanted.logits)
+
+
 def test_nan_is_told_and_stays_in_its_row(device: torch.device) -> None:
     theta, teacher = pairs("random", 3, 700, seed=26)
     theta[1, 3] = math.nan

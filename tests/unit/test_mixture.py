@@ -364,6 +364,17 @@ def test_disjoint_models_are_reported_and_disturb_nobody() -> None:
     assert torch.equal(fixed.logits, teacher)
 
 
+def test_a_student_whom_the_support_leaves_nothing_is_reported_where_it_decides_alone() -> None:
+    theta, teacher = pairs("random", 2, 30, seed=18)
+    teacher[:, 4] = 40.0
+    theta[1, 4] = -math.inf
+    made = mixed(theta, teacher, alpha_method="fixed", alpha=0.0, teacher_top_k=1)
+    assert made.disjoint.tolist() == [False, True]
+    assert made.logits[0].argmax() == 4
+    assert not made.logits.isnan().any()
+    assert made.log_z.tolist() == [0.0, -math.inf]
+
+
 def test_nan_stays_in_its_row() -> None:
     theta, teacher = pairs("random", 4, 300, seed=18)
     alone = mixed(theta, teacher)

@@ -20,7 +20,7 @@ from ramify.outputs import FinishReason, MixtureReport, RequestOutput
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.piece import NOTHING_IN_COMMON
 from ramify.sampling.pipeline import Sampler, Source
-from tests.fake import FakeDevice, fake_engine, logits_after
+from tests.fake import VOCAB, FakeDevice, fake_engine, logits_after
 from tests.unit.test_engine import check, run_all
 
 EOS = 0
@@ -313,6 +313,28 @@ def test_models_with_nothing_in_common_end_that_request_alone() -> None:
     assert outputs["bad"].error == NOTHING_IN_COMMON
     assert outputs["bad"].outputs[0].finish_reason is FinishReason.ERROR
     assert told_by(outputs["good"]) == by_hand(Asked([1, 2], [7, 8], params))
+
+
+def test_a_student_alone_that_its_teachers_support_leaves_nothing_ends_that_request_alone() -> None:
+    """It drew token 0, which was forbidden, with a logprob that was no number."""
+
+    def forbid(token_ids: list[int], logits: Tensor) -> Tensor:
+        if token_ids[0] != 1:
+            logits[[30, 31]] = -torch.inf
+        return logits
+
+    mixer = Mixer(MixtureConfig(alpha_method="fixed", alpha=0.0, teacher_top_k=2))
+    engine = fake_engine(num_models=2, mixer=mixer)
+    assert isinstance(engine.device, FakeDevice)
+    likeliest = torch.zeros(VOCAB).index_fill(0, torch.tensor([30, 31]), 20.0)
+    engine.device.layers[0].logits_of = lambda _seen: likeliest
+    params = SamplingParams(max_tokens=3, seed=0)
+    engine.add_request(Asked([1, 2], [7, 8], SamplingParams(max_tokens=3, logits_processors=[forbid])).request("bad"))
+    engine.add_request(Asked([1, 2], [7, 8], params).request("good"))
+    outputs = run_both(engine)
+    assert outputs["bad"].error == NOTHING_IN_COMMON
+    assert outputs["bad"].outputs[0].token_ids == ()
+    assert set(outputs["good"].outputs[0].token_ids) <= {30, 31}
 
 
 def test_the_other_ways_to_draw_act_on_the_mixture() -> None:

@@ -124,7 +124,7 @@ def _tell(  # type: ignore[no-untyped-def]
     mean -= rest
     # log Σ of (1 − α) s + α t, less both normalisers in their shares
     log_z = log_sum - largest - alpha * centre - log_sum_theta - alpha * rest
-    log_z = tl.where(is_theta | is_teacher, 0.0, tl.where(is_disjoint, float("-inf"), tl.minimum(log_z, 0.0)))
+    log_z = tl.where(is_disjoint, float("-inf"), tl.where(is_theta | is_teacher, 0.0, tl.minimum(log_z, 0.0)))
     kl_theta = tl.where(is_theta, 0.0, tl.maximum(alpha * mean - log_z, 0.0))
     kl_teacher = tl.where(is_teacher, 0.0, tl.maximum((alpha - 1.0) * mean - log_z, 0.0))
     kl_theta = tl.where(is_teacher & teacher_alone | is_disjoint, float("inf"), kl_theta)
@@ -180,6 +180,8 @@ def write(
     log_sum = top + tl.log(total)
     is_theta, is_teacher = alpha == 0, alpha == 1
     is_disjoint = (tl.load(facts + DISJOINT) != 0) & ((is_theta | is_teacher) == 0)
+    # Its support may leave a student that decides alone nothing.
+    is_disjoint |= is_theta & (tl.load(facts + LARGEST) == float("-inf"))
     for start in range(0, split, block):
         ids = part * split + start + tl.arange(0, block)
         s, t, both = load(theta, teacher, ids, vocab_size)
