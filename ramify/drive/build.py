@@ -108,9 +108,11 @@ def build_pair(
     models = place(wanted, say, are_apart=are_apart)
     decoders = [model.decoder for model in models]
     lengths = [teacher.model_config.resolve_max_model_len(each.arch.max_position_embeddings) for each in decoders]
-    ends = frozenset[int]().union(
+    named = frozenset[int]().union(
         *(_end_token_ids(decoders[-role], tokenizer, say) for role, tokenizer in enumerate(prepared.tokenizers))
     )
+    # One model may name an end among the entries that the other is not padded to: it is never drawn.
+    ends = frozenset(token_id for token_id in named if token_id < prepared.vocab_size)
     special = codec.tokenizer.special_token_ids if codec.tokenizer is not None else frozenset[int]()
     mixer = Mixer(mixture, ends | special)
     core = _assemble(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, get_args
@@ -42,6 +43,15 @@ def folders(make_checkpoint: CheckpointMaker, default_gguf: Path) -> tuple[Path,
         tokenizer.backend.save(str(folder / "tokenizer.json"))
         made.append(folder)
     return made[0], made[1]
+
+
+def test_an_end_that_only_one_model_has_room_for_is_no_end(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """min_tokens bans all ends, and one was beyond the smaller vocabulary: that broke the step, for every request."""
+    teacher = shutil.copytree(folders[0], tmp_path / "teacher")
+    rewrite_config(teacher, eos_token_id=[2, 49_200])
+    made = OptimalSampling(str(teacher), str(folders[1]), max_model_len=128)
+    outputs = made.generate(TEACHER, THETA, n=2, max_tokens=4, min_tokens=4, seed=3, use_tqdm=False)
+    assert outputs.num_tokens == [4, 4]
 
 
 @pytest.mark.parametrize("number", [0, 1])
