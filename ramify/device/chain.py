@@ -72,6 +72,8 @@ class Chain:
         runs aside. tokens: what steps draw, with room for drafts behind it. leaves_logits: the step that checks them
         reads them."""
         self.room = room
+        # Models of one tokenizer may be padded to different sizes.
+        self._num_known = min(room.vocab_size, lane.layers.vocab_size)
         self._leaves_logits = leaves_logits
         max_rows = room.max_rows
         self._lane = lane
@@ -137,7 +139,7 @@ class Chain:
             self._leave_logits(passes, turn)
             self._draw(lane.size, passes.choice)
             # Whatever is drawn from logits that mean nothing must still be a token.
-            torch.clamp(self._kernels.tokens[:count], 0, self.room.vocab_size - 1, out=self._drafts[:count, turn])
+            torch.clamp(self._kernels.tokens[:count], 0, self._num_known - 1, out=self._drafts[:count, turn])
         self._told[:count].copy_(self._drafts[:count], non_blocking=True)
         with self._aside.running():
             lane.go_on(passes.work, passes.firsts + length - 1)
@@ -182,7 +184,9 @@ class Chain:
             guesses = drafted[last.rows].reshape(-1).tolist()
             armed, self._armed = self._armed, None
             if armed is not None:
-                self._lane.move_to(armed.work, armed.starts + right + 1, drawn[np.arange(len(right)), right])
+                # A token beyond what it knows is not drafted behind again; until then it must be one that it knows.
+                last_drawn = np.minimum(drawn[np.arange(len(right)), right], self._num_known - 1)
+                self._lane.move_to(armed.work, armed.starts + right + 1, last_drawn)
                 self._rows.go_on(armed.rows, by=right + 1)
                 self._run(armed)
             return replace(ticket() if result is None else result, guesses=guesses)

@@ -36,15 +36,24 @@ class DraftingDevice(Protocol):
 
 class ChainedDrafter(ABC):
     def __init__(
-        self, device: DraftingDevice, manager: BlockManager, *, cost: float, role: int, max_model_len: int
+        self,
+        device: DraftingDevice,
+        manager: BlockManager,
+        *,
+        cost: float,
+        role: int,
+        max_model_len: int,
+        num_known: int | None = None,
     ) -> None:
-        """cost: of a pass, in steps without drafts. role: of the track whose prompt it sees. manager: of its blocks."""
+        """cost: of a pass, in steps without drafts. role: of the track whose prompt it sees. manager: of its blocks.
+        num_known: the tokens that it knows, the first ones; None: all."""
         self.cost = cost
         self._device = device
         self._manager = manager
         self._role = role
         self._shared_reads = SharedReads(manager)
         self._max_model_len = max_model_len
+        self._num_known = num_known
         self._next: dict[str, tuple[Sequence, tuple[int, ...]]] = {}  # by sequence: what is drafted for the next step
         self._ahead: dict[str, tuple[Standing, tuple[int, ...]]] = {}  # and where it will stand
 
@@ -57,8 +66,12 @@ class ChainedDrafter(ABC):
         return bool(self._ahead)
 
     def serves(self, demands: Demands) -> bool:
-        """Whether the step that checks its drafts can draw by kernels that know no more than the device does."""
-        return not demands.is_controlled and demands.sampler != "full"
+        """Whether it knows the tokens, and the step that checks its drafts can draw by kernels that know no more than
+        the device does."""
+        return not demands.is_controlled and demands.sampler != "full" and self._knows(demands.largest_token_id)
+
+    def _knows(self, token_id: int) -> bool:
+        return self._num_known is None or token_id < self._num_known
 
     # -- drafting --------------------------------------------------------------------------------------------
 
@@ -125,7 +138,7 @@ class ChainedDrafter(ABC):
         start = self._start(each)
         end = start + num_ahead + 1
         longest = max(len(other.prompt_token_ids) for other in each.sequence.tracks) + each.num_output + num_ahead
-        if longest > self._max_model_len or not self._is_ready(each, start):
+        if longest > self._max_model_len or not self._is_ready(each, start) or not self._knows(each.last_token_id):
             return False
         if manager.num_new_blocks(track.key, start, end) > manager.num_free - num_spare:
             return False

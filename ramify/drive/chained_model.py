@@ -30,9 +30,10 @@ class ChainedModel(ChainedDrafter):
         role: int,
         max_model_len: int,
         max_num_batched_tokens: int,
+        num_known: int | None = None,
     ) -> None:
         """device: what checks the drafts. step: of the model that drafts."""
-        super().__init__(device, manager, cost=cost, role=role, max_model_len=max_model_len)
+        super().__init__(device, manager, cost=cost, role=role, max_model_len=max_model_len, num_known=num_known)
         self._step = step
         self._max_num_batched_tokens = max_num_batched_tokens
         self._num_computed: dict[str, int] = {}  # positions, by sequence; the last of them may be of drafts
@@ -46,14 +47,15 @@ class ChainedModel(ChainedDrafter):
             end = min(end, start + budget)
             is_known = each.num_output == len(sequence.output_token_ids)
             self._num_computed[sequence.seq_id] = start
+            tokens = sequence.tokens_between(track, start, max(start, end))
             if (
                 start >= end
                 or not is_known
+                or not self._knows(max(tokens))
                 or self._manager.num_new_blocks(track.key, start, end) > self._manager.num_free
             ):
                 continue
             work.copies.extend(BlockCopy(*pair) for pair in self._manager.extend(track.key, start, end))
-            tokens = sequence.tokens_between(track, start, end)
             work.chunks.append(Chunk(tokens, start, self._manager.table(track.key), track.key))
             self._manager.publish(track.key, end, partial(sequence.tokens_between, track))
             self._num_computed[sequence.seq_id] = end

@@ -15,6 +15,7 @@ from functools import partial
 
 from ramify.engine.blocks import BlockManager
 from ramify.engine.core import Device
+from ramify.engine.demands import Demands
 from ramify.engine.drafting.drafter import Wanted
 from ramify.engine.plan import BlockCopy, Chunk, Draw, Plan, Row, Work
 from ramify.engine.sequence import Sequence, Track
@@ -53,21 +54,27 @@ class DraftModel:
         cost: float,
         role: int,
         vocab_size: int,
+        num_known: int,
         max_model_len: int,
         max_num_batched_tokens: int,
     ) -> None:
-        """role: whose prompt it sees, of the tracks of the sequences that it drafts for."""
+        """role: whose prompt it sees, of the tracks of the sequences that it drafts for. vocab_size: theirs. num_known:
+        the tokens that it knows, the first ones: models of one tokenizer may be padded to different sizes."""
         self.cost = cost
         self._step = step
         self._manager = manager
         self._role = role
-        self._vocab_size = vocab_size  # of those it drafts for
+        self._vocab_size = vocab_size
+        self._num_known = num_known
         self._max_model_len = max_model_len
         self._max_num_batched_tokens = max_num_batched_tokens
         self._shared_reads = SharedReads(manager)
         self._followed: dict[str, _Followed] = {}  # by sequence, the longest not drafted for first
 
     # -- drafting --------------------------------------------------------------------------------------------
+
+    def serves(self, demands: Demands) -> bool:
+        return demands.largest_token_id < self._num_known
 
     def draft(self, wanted: Items[Wanted]) -> list[list[int]]:
         """All of them together, a pass for each further token. Who has much to catch up with is drafted for later."""
@@ -99,7 +106,8 @@ class DraftModel:
             if count <= 0 or num_tokens + each.most > self._max_model_len:
                 continue
             start, end = known.num_computed, known.num_computed + count
-            if not self._place(track, known, start, sequence.tokens_between(track, start, end), work):
+            tokens = sequence.tokens_between(track, start, end)
+            if max(tokens) >= self._num_known or not self._place(track, known, start, tokens, work):
                 continue
             self._manager.publish(known.key, end, partial(sequence.tokens_between, track))
             budget -= count

@@ -59,7 +59,16 @@ def speculation_of(
     if step.has_room_for_drafts and own_step.runs_ahead and drafting.device == models[0].device:
         step.check_drafts_of(own_step)
         return Together(
-            ChainedModel(step, own_step, own, cost=cost, role=role, max_model_len=length, max_num_batched_tokens=most)
+            ChainedModel(
+                step,
+                own_step,
+                own,
+                cost=cost,
+                role=role,
+                max_model_len=length,
+                max_num_batched_tokens=most,
+                num_known=drafting.arch.vocab_size,
+            )
         )
     # A student's prompt is the second of the mixture's.
     drafter = DraftModel(
@@ -68,6 +77,7 @@ def speculation_of(
         cost=cost,
         role=role,
         vocab_size=min(each.arch.vocab_size for each in decoders),
+        num_known=drafting.arch.vocab_size,
         max_model_len=length,
         max_num_batched_tokens=most,
     )

@@ -290,6 +290,14 @@ class Demands:
         )
 
     @cached_property
+    def largest_token_id(self) -> int:
+        """Of all that prompts and controls name."""
+        params = self.params
+        words = [token_id for word in self.bad_words for token_id in word]
+        named = (*self.prompts, params.logit_bias or (), params.allowed_token_ids or (), self.end_token_ids, words)
+        return max(max(token_ids, default=0) for token_ids in named)
+
+    @cached_property
     def distinct_prompts(self) -> tuple[NDArray[np.int64], ...]:
         return tuple(np.unique(np.asarray(prompt, dtype=np.int64)) for prompt in self.prompts)
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from ramify import LLM, InvalidInputError, OptimalSampling, UnsupportedError
+from ramify import LLM, InvalidInputError, ModelConfig, OptimalSampling, SamplingParams, UnsupportedError
 from ramify.drive.draft_model import DraftModel
 from ramify.engine.core import EngineCore
+from ramify.models.loader import ModelLoader
 from tests import bits
 from tests.conftest import CheckpointMaker
 
@@ -92,6 +93,31 @@ def test_a_draft_model_changes_no_bit(folder: Path) -> None:
     alone = drafting.stats()
     assert alone["accepted_tokens"] == alone["drafted_tokens"] > 0
     bits.check(plain, bits.told_together(drafting, asked, numbers), asked)
+
+
+def test_a_draft_model_with_fewer_entries_is_asked_for_none_that_it_lacks(
+    default_gguf: Path, make_checkpoint: CheckpointMaker
+) -> None:
+    """As checkpoints of one family have: a prompt with such an entry broke the step, for every request."""
+    tokenizer = ModelLoader(ModelConfig(model=str(default_gguf))).load_tokenizer()
+    assert tokenizer is not None
+    target, draft = (make_checkpoint("llama", vocab_size=size, num_hidden_layers=1) for size in (49_280, 49_152))
+    for made in (target, draft):
+        tokenizer.backend.save(str(made / "tokenizer.json"))
+    prompts = [[1, 2, 3], [1, 49_200, 3], [4, 5]]
+    params = [
+        SamplingParams(max_tokens=12, seed=1),
+        SamplingParams(max_tokens=12, seed=2),
+        SamplingParams(max_tokens=12, seed=3, logit_bias={49_210: 8.0}, repetition_penalty=1.1),
+    ]
+    told = []
+    for speculation in (None, str(draft)):
+        llm = engine(target, speculation=speculation)
+        if speculation is not None:
+            cheap(llm.core)
+        told.append([each.outputs[0].token_ids for each in llm.generate(prompts, params, use_tqdm=False)])
+    assert told[0] == told[1]
+    assert llm.stats()["drafted_tokens"] > 0
 
 
 def test_the_student_drafts_for_the_mixture(folder: Path, make_checkpoint: CheckpointMaker) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from ramify import MixtureConfig, Request, SamplingParams
 from ramify.device.aside import Aside
 from ramify.device.graphs import padded
+from ramify.device.layers import Batch
 from ramify.drive.chained_model import ChainedModel
 from ramify.engine.blocks import BlockManager
 from ramify.engine.core import EngineCore
@@ -29,7 +30,7 @@ from ramify.outputs import RequestOutput
 from ramify.sampling import columns as column
 from ramify.sampling.draw import NoiseKeys, draw
 from ramify.sampling.mixing import Mixer
-from tests.fake import VOCAB, FakeDevice, fake_engine, logits_after
+from tests.fake import VOCAB, FakeDevice, FakeLayers, fake_engine, logits_after
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="fake layers are on the CPU, kernels on the GPU here")
 CPU = torch.device("cpu")
@@ -169,7 +170,15 @@ def test_who_comes_later_is_drafted_for_too() -> None:
 # -- a model of its own ------------------------------------------------------------------------------------------------
 
 
-def engine_with_model(own_blocks: int, own_budget: int, **options: Any) -> EngineCore:
+class Smaller(FakeLayers):
+    """Of the same tokenizer as what it drafts for, and padded to fewer entries."""
+
+    def forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
+        assert int(batch.token_ids.max()) < self.vocab_size, "it has no embedding of that token"
+        return super().forward(batch, rows)
+
+
+def engine_with_model(own_blocks: int, own_budget: int, *, num_known: int = VOCAB, **options: Any) -> EngineCore:
     """One model, and another one on the same device that is nearly the same and drafts for it."""
     rows = padded(ROWS)
     kernels = Quick(rows, VOCAB, CPU, "raw", num_drafts=rows * MOST_DRAFTED)
@@ -177,10 +186,16 @@ def engine_with_model(own_blocks: int, own_budget: int, **options: Any) -> Engin
     own = FakeDevice(own_blocks, 4, kernels=Quick(rows, VOCAB, CPU, "raw"), runs_ahead=True)
     step = core.device
     assert isinstance(step, FakeDevice)
-    own.layers[0].logits_of = lambda seen: logits_after(seen, model=int(sum(seen[-4:]) % 4 == 0))
+    layers = Smaller(own.pools[0], 0)
+    layers.vocab_size = num_known
+    unknown = torch.arange(num_known, VOCAB)
+    layers.logits_of = lambda seen: logits_after(seen, model=int(sum(seen[-4:]) % 4 == 0)).index_fill(
+        0, unknown, -torch.inf
+    )
+    own.layers[0] = own.lanes[0].layers = layers
     step.check_drafts_of(own)
     manager = BlockManager(own_blocks, 4, enable_prefix_caching=True)
-    limits = {"max_model_len": 128, "max_num_batched_tokens": own_budget}
+    limits = {"max_model_len": 128, "max_num_batched_tokens": own_budget, "num_known": num_known}
     core.scheduler.speculation = Together(ChainedModel(step, own, manager, cost=0.2, role=0, **limits))
     return core
 
@@ -260,3 +275,17 @@ def test_a_model_computes_what_comes_next_behind_its_last_pass() -> None:
         assert beside, "the last pass for the next step's drafts is under way"
         own.launch(Plan([Work([Chunk([5, 6], 0, (199,), "another")])]))
         assert not beside
+
+
+def test_a_model_is_asked_for_no_token_that_it_does_not_know() -> None:
+    """Models of one tokenizer may be padded to different sizes: what is drawn beyond the smaller one's is not drafted
+    behind, and prompts with such tokens are not drafted for."""
+    params = [SamplingParams(seed=number, max_tokens=60, ignore_eos=True) for number in range(6)]
+    asked: list[Asked] = [([1, 2, 3, number], [], each) for number, each in enumerate(params)]
+    asked.append(([1, 295, 3], [], SamplingParams(seed=9, max_tokens=20, ignore_eos=True)))
+    core = engine_with_model(400, 64, num_known=290, num_blocks=400)
+    with always([3]):
+        told = run(core, asked)
+    assert told == run(fake_engine(num_blocks=400), asked)
+    assert any(token_id >= 290 for samples in told for tokens in samples for token_id in tokens)
+    assert core.stats()["accepted_tokens"] > 0

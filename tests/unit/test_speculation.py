@@ -8,11 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from ramify import InvalidInputError, Request, SamplingParams
+from ramify.device.layers import Batch
 from ramify.drive.draft_model import DraftModel
 from ramify.engine.blocks import BlockManager
 from ramify.engine.core import EngineCore
@@ -40,6 +42,9 @@ class Prophet:
         self.acceptance = acceptance
         self.chance = random.Random(seed)
         self.forgotten: list[str] = []
+
+    def serves(self, _demands: object) -> bool:
+        return True
 
     def draft(self, wanted: Items[Wanted]) -> list[list[int]]:
         return [self._draft(*each) for each in wanted]
@@ -229,7 +234,9 @@ class Alike(FakeLayers):
         return logits_after(seen, model=int(sum(seen) % 4 == 0))
 
 
-def draft_model(num_blocks: int = 64, *, role: int = 0, max_num_batched_tokens: int = 64) -> DraftModel:
+def draft_model(
+    num_blocks: int = 64, *, role: int = 0, max_num_batched_tokens: int = 64, num_known: int | None = None
+) -> DraftModel:
     device = FakeDevice(num_blocks, 4, max_num_seqs=16)
     for lane in device.lanes:
         lane.layers = Alike(device.pools[0], 0)
@@ -239,6 +246,7 @@ def draft_model(num_blocks: int = 64, *, role: int = 0, max_num_batched_tokens: 
         cost=0.05,
         role=role,
         vocab_size=VOCABULARY,
+        num_known=VOCABULARY if num_known is None else num_known,
         max_model_len=128,
         max_num_batched_tokens=max_num_batched_tokens,
     )
@@ -287,6 +295,46 @@ def test_a_draft_model_follows_what_was_drawn() -> None:
     assert isinstance(device, FakeDevice)
     of_prompt = [chunk for plan in device.plans for chunk in plan.works[0].chunks if chunk.start < 16]
     assert len(of_prompt) == 1
+
+
+class Smaller(Alike):
+    """Of the same tokenizer, and padded to fewer entries."""
+
+    NUM_KNOWN = 290
+
+    def forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
+        assert int(batch.token_ids.max()) < self.NUM_KNOWN, "it has no embedding of that token"
+        return super().forward(batch, rows)
+
+    def _logits(self, seen: list[int]) -> Tensor:
+        return super()._logits(seen).index_fill(0, torch.arange(self.NUM_KNOWN, VOCABULARY), -torch.inf)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options"),
+    [
+        ([1, 2, 3], {}),
+        ([1, 295, 3], {}),
+        ([1, 2, 3], {"logit_bias": {295: 8.0}}),
+        ([1, 2, 3], {"allowed_token_ids": [4, 5, 299]}),
+        ([1, 2, 3], {"stop_token_ids": [291], "min_tokens": 5}),
+    ],
+)
+def test_a_draft_model_is_asked_for_no_token_that_it_does_not_know(prompt: list[int], options: dict[str, Any]) -> None:
+    """Models of one tokenizer may be padded to different sizes; such a token broke the step, for every request."""
+    model = draft_model(num_known=Smaller.NUM_KNOWN)
+    assert isinstance(model._step, FakeDevice)
+    for lane in model._step.lanes:
+        lane.layers = Smaller(model._step.pools[0], 0)
+    engine = fake_engine(num_blocks=512, drafter=model)
+    params = [SamplingParams(n=2, max_tokens=40, seed=seed, ignore_eos=True, **options) for seed in (5, 6)]
+    for seed, each in enumerate(params):
+        engine.add_request(Request(str(seed), None, prompt, each))
+    engine.add_request(Request("plain", None, [4, 5], SamplingParams(max_tokens=20, seed=1, ignore_eos=True)))
+    finished = run_all(engine)
+    for seed, each in enumerate(params):
+        assert tokens_of(finished[str(seed)]) == alone(prompt, each)
+    assert engine.stats()["accepted_tokens"] > 0, "others are drafted for"
 
 
 # -- what was written before -----------------------------------------------------------------------------------

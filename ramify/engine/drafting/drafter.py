@@ -26,6 +26,9 @@ class Drafter(Protocol):
     def foreseen(self) -> int | None:
         """The role of the track whose positions it computes while it drafts, so that the step need not; None: none."""
 
+    def serves(self, demands: Demands) -> bool:
+        """Whether it can draft for such a request."""
+
     def draft(self, wanted: Items[Wanted]) -> Items[Items[int]]:
         """Of each, the tokens that it may draw next, or what stands for them; none where nothing is known."""
 
@@ -54,9 +57,6 @@ class EarlyDrafter(Drafter, Protocol):
     @property
     def most_positions(self) -> int:
         """How many it can compute: for every sequence one more than it drafts."""
-
-    def serves(self, demands: Demands) -> bool:
-        """Whether drafts that the host does not know can be checked."""
 
     def draft_next(self, standings: Items[Standing], num_drafted: int, length: int) -> None:
         """For the step after the one under way, as soon as that is known: it checks this many drafted tokens of all

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Items
 from itertools import chain
 
 from ramify.config import Lookup
+from ramify.engine.demands import Demands
 from ramify.engine.drafting.drafter import Wanted
 from ramify.engine.drafting.ngrams import LONGEST, SIZE, Match, Ngrams
 from ramify.engine.sequence import Sequence
@@ -22,6 +23,9 @@ class LookupDrafter:
     def __init__(self, scope: Lookup) -> None:
         self._among_siblings = scope == "suffix"
         self._known: dict[str, _Texts] = {}  # by request
+
+    def serves(self, _demands: Demands) -> bool:
+        return True
 
     def draft(self, wanted: Items[Wanted]) -> list[list[int]]:
         return [self._draft(*each) for each in wanted]

@@ -54,7 +54,7 @@ class Speculation:
     # -- requests and sequences ------------------------------------------------------------------------------
 
     def begin(self, request_id: str, demands: Demands) -> None:
-        if demands.may_speculate:
+        if demands.may_speculate and self.drafter.serves(demands):
             self._open[request_id] = _Open(demands)
             self._num_vain = self._num_rests = 0
 

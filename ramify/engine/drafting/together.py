@@ -37,8 +37,8 @@ class Together(Speculation):
         self._rest = self._longest_rest = 0
 
     def begin(self, request_id: str, demands: Demands) -> None:
-        if self._early.serves(demands):
-            super().begin(request_id, demands)
+        super().begin(request_id, demands)
+        if request_id in self._open:
             self._share = 1.0
 
     # -- steps -----------------------------------------------------------------------------------------------
