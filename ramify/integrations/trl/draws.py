@@ -40,8 +40,9 @@ def draw(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams) -> 
 def check_logprobs(llm: LLM, params: SamplingParams) -> None:
     """Raises InvalidInputError if the engine tells the model's own logprobs, and the draw is from something else."""
     demands = Demands(params)
-    is_own = demands.temperature == 1 and not (demands.narrows or demands.is_shaped or demands.is_controlled)
-    if llm.config.model_config.logprobs_mode == "raw" and not (is_own and not params.logits_processors):
+    is_changed = demands.narrows or demands.is_shaped or demands.is_controlled or demands.diversity_penalty
+    is_own = demands.temperature == 1 and not (is_changed or params.logits_processors)
+    if llm.config.model_config.logprobs_mode == "raw" and not is_own:
         raise InvalidInputError(
             "a trainer needs the logprobs of what was really drawn, after temperature and filters: make the engine "
             'with LLM(…, logprobs_mode="processed"), or draw at temperature 1 without filters'
