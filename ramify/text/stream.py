@@ -82,11 +82,12 @@ class TextStream:
     def _append(self, piece: str, may_stop: bool) -> bool:
         if not piece:
             return False
-        searched = max(0, len(self.text) - self._held)
+        known = len(self.text) + 1
         self.text += piece
         if not may_stop or not self._stop:
             return False
-        found = [(self.text.find(stop, searched), stop) for stop in self._stop]
+        # What was complete before this piece is not looked for: there it was not to end anything.
+        found = [(self.text.find(stop, max(0, known - len(stop))), stop) for stop in self._stop]
         matches = [(start, -len(stop), stop) for start, stop in found if start >= 0]
         if not matches:
             return False
