@@ -10,7 +10,8 @@
     xtc              of all that reach the threshold, only the least likely
 
 Probabilities and entropies are those of what is left when a rule's turn comes. Logits are (R, vocabulary), what rows
-ask for (R,). The likeliest token always stays (but for xtc, whose point is to remove it), and so do ties at a border.
+ask for (R,). The likeliest token always stays (but under typical_p, whose most typical stays, and xtc, whose point is
+to remove it), and so do ties at a border.
 """
 
 from __future__ import annotations
