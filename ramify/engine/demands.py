@@ -93,7 +93,7 @@ class Demands:
     @cached_property
     def diversity_penalty(self) -> float:
         """What a token loses per earlier sibling that took it in this step; beams do that sum on the host."""
-        return self.params.diversity_penalty if self.strategy is SamplingStrategy.DIVERSE else 0.0
+        return min(self.params.diversity_penalty, LARGEST) if self.strategy is SamplingStrategy.DIVERSE else 0.0
 
     @cached_property
     def num_waves(self) -> int:

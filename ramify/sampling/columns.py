@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.engine.demands import MOST_ENDS_OF_SETS
+from ramify.engine.demands import LARGEST, MOST_ENDS_OF_SETS
 from ramify.engine.plan import Draw
 from ramify.sampling.draw import noise_words, prefix_words
 
@@ -99,10 +99,10 @@ def numbers_of(draw: Draw) -> tuple[tuple[int, ...], tuple[float, ...]]:
     if demands.is_shaped and not demands.is_greedy:
         rules = (
             1.0,
-            params.top_n_sigma,
-            params.dynatemp_range,
-            params.dynatemp_exponent,
-            params.smoothing_factor,
+            min(params.top_n_sigma, LARGEST),
+            min(params.dynatemp_range, LARGEST),
+            min(params.dynatemp_exponent, LARGEST),
+            min(params.smoothing_factor, LARGEST),
             params.typical_p,
             params.epsilon_cutoff,
             params.eta_cutoff,

@@ -112,7 +112,11 @@ def _chosen(demands: Sequence[Demands], device: torch.device) -> dict[str, Chose
         rows = [row for row, each in enumerate(demands) if getattr(each.params, rule) != neutral and not each.is_greedy]
         if rows:
             columns = tuple(
-                torch.tensor([getattr(demands[row].params, name) for row in rows], dtype=torch.float32, device=device)
+                torch.tensor(
+                    [min(getattr(demands[row].params, name), LARGEST) for row in rows],
+                    dtype=torch.float32,
+                    device=device,
+                )
                 for name in (rule, *companions)
             )
             found[rule] = Chosen(rows_among(rows, len(demands), device), columns)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from ramify import SamplingParams
+from ramify.engine.demands import Demands
+from ramify.engine.plan import Draw
 from ramify.sampling import processors, truncation
+from ramify.sampling.columns import numbers_of
+from tests.drive import finish
+from tests.fake import fake_engine
 
 RULES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float]] = {
     "top_n_sigma": (truncation.top_n_sigma, 1.5),
@@ -73,3 +80,32 @@ def test_rows_are_left_with_what_they_are_allowed() -> None:
     never = -math.inf
     assert allowed.tolist() == [[never, 1.0, never, 3.0], [4.0, 5.0, 6.0, 7.0], [8.0, never, 10.0, never]]
     assert logits.tolist() == torch.arange(12.0).view(3, 4).tolist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"smoothing_factor": 1e39},
+        {"smoothing_factor": 1e308, "temperature": 1e39},
+        {"temperature": 1e39, "dynatemp_range": 1e39, "dynatemp_exponent": 1e39},
+        {"top_n_sigma": 1e39},
+        {"mirostat_tau": 1e308, "mirostat_eta": 1.0},
+        {"dry_multiplier": 1e39, "dry_base": 1e39},
+        {"strategy": "diverse", "n": 3, "diversity_penalty": 1e39},
+    ],
+    ids=lambda options: next(reversed(options)),
+)
+@pytest.mark.parametrize("allowed", [[3], [3, 4]])
+def test_what_float32_has_no_room_for_is_as_much_as_it_has(allowed: list[int], options: dict[str, Any]) -> None:
+    """Infinity times nothing is no number: tokens were drawn that are not allowed, with logprobs that were none."""
+    params = SamplingParams(allowed_token_ids=allowed, max_tokens=4, seed=1, logprobs=2, ignore_eos=True, **options)
+    [output] = finish(fake_engine(logprobs_mode="processed"), [([1, 2, 1, 2, 1], params)])
+    assert output.error is None
+    for completion in output.outputs:
+        assert set(completion.token_ids) <= set(allowed)
+        assert completion.logprobs is not None
+        told = [row[token] for row, token in zip(completion.logprobs, completion.token_ids, strict=True)]
+        assert all(math.isfinite(each.logprob) for each in told)
+    demands = Demands(params)
+    floats = numbers_of(Draw("0", 0, 0, 0, (), demands))[1]
+    assert torch.isfinite(torch.tensor(floats, dtype=torch.float32)).all(), "what kernels are given"
