@@ -150,6 +150,11 @@ def _end_token_ids(decoder: Decoder, tokenizer: Tokenizer | None, say: Callable[
     return decoder.arch.eos_token_ids | known
 
 
+def _words(codec: TextCodec, vocab_size: int, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """As token ids; one with a token that was never given an embedding is never written."""
+    return tuple(token_ids for token_ids in codec.encode_words(words) if max(token_ids) < vocab_size)
+
+
 def _assemble(
     config: EngineConfig,
     models: Sequence[PlacedModel],
@@ -224,7 +229,7 @@ def _assemble(
         seed=config.model_config.seed,
         eos_token_ids=eos_token_ids,
         make_text=codec.make_stream,
-        encode_words=codec.encode_words if has_tokenizer else None,
+        encode_words=partial(_words, codec, min(each.arch.vocab_size for each in decoders)) if has_tokenizer else None,
         decode=codec.decode_token if has_tokenizer else None,
         begin_matcher=grammars.begin if has_tokenizer else None,
     )

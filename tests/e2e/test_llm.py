@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ramify import LLM, FinishReason, InvalidInputError, SamplingParams
+from ramify import LLM, FinishReason, InvalidInputError, ModelConfig, SamplingParams
+from ramify.models.loader import ModelLoader
 from ramify.outputs import RequestOutput
 from tests.conftest import CheckpointMaker, rewrite_config
 
@@ -248,6 +249,24 @@ def test_all_eos_ids_of_config_and_generation_config_end(make_checkpoint: Checkp
 
 
 # -- what is not there -----------------------------------------------------------------------------------------
+
+
+def test_bad_words_may_have_tokens_that_were_never_given_an_embedding(
+    make_checkpoint: CheckpointMaker, default_gguf: Path
+) -> None:
+    """Such a token is never written, and banning it broke the step, for every request."""
+    tokenizer = ModelLoader(ModelConfig(model=str(default_gguf))).load_tokenizer()
+    assert tokenizer is not None
+    folder = make_checkpoint("llama", vocab_size=49_100, num_hidden_layers=1)
+    tokenizer.backend.save(str(folder / "tokenizer.json"))
+    words = tokenizer.decode([49_140]), " the"
+    small = LLM(str(folder), max_model_len=64, num_kv_blocks=32)
+    wanted = SamplingParams(max_tokens=4, seed=1, bad_words=words, dry_multiplier=1.0, dry_sequence_breakers=words)
+    [beside, output] = small.generate(
+        ["One day", "One day"], [SamplingParams(max_tokens=4, seed=1), wanted], use_tqdm=False
+    )
+    assert beside.error is output.error is None
+    assert len(output.outputs[0].token_ids) == 4
 
 
 def test_bad_words_need_a_tokenizer(tiny: LLM) -> None:
