@@ -99,6 +99,13 @@ def even(output: Any) -> float:
     return float(output.text.count("a")) - len(output.text) / 7
 
 
+def of_whole_texts(output: Any) -> float:
+    """One that looks for an end, which outputs on their way have not."""
+    if output.finish_reason is None:
+        raise ValueError("no end")
+    return float(len(output.text))
+
+
 PARAMS: dict[str, dict[str, Any]] = {
     "one": {},
     "greedy": {"temperature": 0},
@@ -112,6 +119,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "best by the mean": {"best_of": 4, "score": "mean_logprob"},
     "best by a function": {"best_of": 4, "n": 2, "score": even, "stop": ["cab"]},
     "best by a function that fails": {"best_of": 3, "score": lambda _: 1 / 0},
+    "best by a function of whole texts": {"best_of": 4, "n": 2, "score": of_whole_texts},
     "beams": {"strategy": "beam_search", "beam_width": 4, "n": 3, "logprobs": 2},
     "groups of beams": {
         "strategy": "beam_search", "beam_width": 4, "num_beam_groups": 2, "diversity_penalty": 1.0, "n": 4,

@@ -10,6 +10,8 @@ from ramify import validation as check
 from ramify.outputs import CompletionOutput, FinishReason, Standing
 from ramify.sampling_params import Score
 
+WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
+
 ScoreFunction = Callable[[CompletionOutput], float]
 
 
@@ -41,10 +43,16 @@ class BestOf:
 
 
 def best_of(outputs: Sequence[tuple[CompletionOutput, bool]], score: Score, n: int) -> BestOf:
-    """The n best of all children's outputs, given as (output, is empty) in the children's order."""
+    """The n best of all children's outputs, given as (output, is empty) in the children's order.
+
+    A score that cannot be had is an error once all outputs are whole. It may need a whole text, the answer at its end
+    say: before, and where something else broke an output off, outputs keep the children's order.
+    """
     try:
         ranked = rank(outputs, score)
     except Exception as error:  # a caller's own function may raise anything: it ends this request alone
+        if any(output.finish_reason not in WHOLE for output, _ in outputs):
+            return BestOf([output for output, _ in outputs[:n]], None)
         failed = [replace(output, finish_reason=FinishReason.ERROR) for output, _ in outputs]
         return BestOf(failed[:n], None, f"the score function failed: {type(error).__name__}: {error}")
     standings = [Standing(output.index, output.score or 0.0, output.finished()) for output in ranked]
