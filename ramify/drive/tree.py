@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -104,25 +105,26 @@ class Tree:
             )
             for node, seed in zip(listed, seeds, strict=True)
         ]
-        outputs = self._run(requests, params.num_samples)
-        for node in listed:
-            node.num_sampled += 1
-        return [
-            [
-                self._add(
-                    Node(
-                        self,
-                        node,
-                        (*node.token_ids, *each.token_ids),
-                        name=f"{output.request_id}-{each.index}",
-                        output=each,
-                        logprob=each.cumulative_logprob,
+        with self._run(requests, params.num_samples) as outputs:
+            children = [
+                [
+                    self._add(
+                        Node(
+                            self,
+                            node,
+                            (*node.token_ids, *each.token_ids),
+                            name=f"{output.request_id}-{each.index}",
+                            output=each,
+                            logprob=each.cumulative_logprob,
+                        )
                     )
-                )
-                for each in output.outputs
+                    for each in output.outputs
+                ]
+                for node, output in zip(listed, outputs, strict=True)
             ]
-            for node, output in zip(listed, outputs, strict=True)
-        ]
+            for node in listed:
+                node.num_sampled += 1
+            return children
 
     def extend(
         self, nodes: Node | Iterable[Node], continuations: str | Sequence[str] | Sequence[Sequence[int]]
@@ -131,11 +133,11 @@ class Tree:
         listed = self._checked(nodes)
         given = self._continuations(listed, continuations)
         self._check_room(len(listed))
-        names, logprobs = self._score(listed, given, keeps=True)
-        return [
-            self._add(Node(self, node, (*node.token_ids, *token_ids), told, name=name))
-            for node, token_ids, name, told in zip(listed, given, names, logprobs, strict=True)
-        ]
+        with self._score(listed, given, keeps=True) as (names, logprobs):
+            return [
+                self._add(Node(self, node, (*node.token_ids, *token_ids), told, name=name))
+                for node, token_ids, name, told in zip(listed, given, names, logprobs, strict=True)
+            ]
 
     # -- asking ----------------------------------------------------------------------------------------------
 
@@ -144,7 +146,8 @@ class Tree:
     ) -> list[list[float]]:
         """For each node, the raw logprobs of one given continuation's tokens; no node is made."""
         listed = self._checked(nodes)
-        return self._score(listed, self._continuations(listed, continuations), keeps=False)[1]
+        with self._score(listed, self._continuations(listed, continuations), keeps=False) as (_, logprobs):
+            return logprobs
 
     def next_logprobs(
         self,
@@ -174,14 +177,14 @@ class Tree:
 
             return look
 
-        self._run(
-            [
-                self._request(
-                    node.token_ids, replace(LOOKED_AT, logits_processors=[looking(index)]), begins_with=node.kept_as
-                )
-                for index, node in enumerate(listed)
-            ]
-        )
+        requests = [
+            self._request(
+                node.token_ids, replace(LOOKED_AT, logits_processors=[looking(index)]), begins_with=node.kept_as
+            )
+            for index, node in enumerate(listed)
+        ]
+        with self._run(requests):
+            pass  # the rows have been looked at
         if not rows:
             return torch.empty(0, self._intake.vocab_size)
         logits = torch.stack(rows)
@@ -313,13 +316,14 @@ class Tree:
             if (node.kept_as is None or node.kept_as not in kept) and len(node.token_ids) > 1
         }
         requests = [self._request(node.token_ids[:-1], UNREAD, keeps=True) for node in unsettled.values()]
-        self._run(requests, 1)
-        for node, request in zip(unsettled.values(), requests, strict=True):
-            node.keep(request.root.seq_id)
+        with self._run(requests, 1):
+            for node, request in zip(unsettled.values(), requests, strict=True):
+                node.keep(request.root.seq_id)
 
+    @contextmanager
     def _score(
         self, nodes: list[Node], continuations: list[list[int]], *, keeps: bool
-    ) -> tuple[list[str], list[list[float]]]:
+    ) -> Generator[tuple[list[str], list[list[float]]]]:
         """What each node's continuation is kept as, and the logprobs of its tokens."""
         self._settle(nodes)
         requests = [
@@ -333,10 +337,11 @@ class Tree:
             for node, token_ids in zip(nodes, continuations, strict=True)
         ]
         told = []
-        for node, token_ids, output in zip(nodes, continuations, self._run(requests, int(keeps)), strict=True):
-            rows = (output.prompt_logprobs or [])[len(node.token_ids) :]
-            told.append([row[token].logprob for row, token in zip(rows, token_ids, strict=True) if row is not None])
-        return [request.root.seq_id for request in requests], told
+        with self._run(requests, int(keeps)) as outputs:
+            for node, token_ids, output in zip(nodes, continuations, outputs, strict=True):
+                rows = (output.prompt_logprobs or [])[len(node.token_ids) :]
+                told.append([row[token].logprob for row, token in zip(rows, token_ids, strict=True) if row is not None])
+            yield [request.root.seq_id for request in requests], told
 
     def _first_draws(self, nodes: list[Node], params: SamplingParams) -> list[Draw]:
         """The first tokens that `sample` would draw next, with all that could be drawn told of."""
@@ -368,21 +373,21 @@ class Tree:
             told[index, torch.as_tensor(report.top_token_ids)] = torch.as_tensor(report.top_logprobs)
         return told
 
-    def _run(self, requests: list[Request], num_kept: int = 0) -> list[RequestOutput]:
-        """All or nothing: whatever breaks it off, nothing stays kept of these requests."""
-        if not requests:
-            return []
+    @contextmanager
+    def _run(self, requests: list[Request], num_kept: int = 0) -> Generator[list[RequestOutput]]:
+        """The outputs, for the lines inside. All or nothing: whatever breaks off the call or these lines, nothing stays
+        kept of these requests."""
         names = [f"{request.request_id}-{child}" for request in requests for child in range(num_kept)]
         try:
-            outputs = self._calls.run(requests, use_tqdm=False, check=self._check_weights)
+            outputs = self._calls.run(requests, use_tqdm=False, check=self._check_weights) if requests else []
+            if any(output.error is not None for output in outputs):
+                self._calls.between(lambda: self._core.release(names))
+                raise_first_error(outputs)
+            yield outputs
         except BaseException:
             for name in names:
                 self.drop(name)
             raise
-        if any(output.error is not None for output in outputs):
-            self._calls.between(lambda: self._core.release(names))
-            raise_first_error(outputs)
-        return outputs
 
 
 def node_seed(seed: int, node_id: int, turn: int) -> int:

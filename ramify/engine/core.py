@@ -324,7 +324,9 @@ class EngineCore:
     def _mend(self) -> None:
         if self._is_torn:
             self.reset()
+        self._is_torn = True
         self.kept.sweep()
+        self._is_torn = False
 
     def reset_prefix_cache(self) -> None:
         """Later prompts find nothing of earlier ones; running requests go on undisturbed."""

@@ -20,6 +20,8 @@ import ramify
 from ramify import Request, SamplingParams
 from ramify.config import MixtureConfig
 from ramify.drive.loops import Calls
+from ramify.drive.node import Node
+from ramify.drive.tree import Tree
 from ramify.engine.core import EngineCore
 from ramify.engine.plan import Draw, StepResult
 from ramify.sampling.mixing import Mixer
@@ -27,6 +29,7 @@ from ramify.sampling.pipeline import Sampler, Source
 from ramify.text.stream import TextStream
 from tests.fake import FakeDevice, fake_engine
 from tests.unit.test_engine import check
+from tests.unit.test_tree import tree_of
 
 HOME = Path(ramify.__file__).parent
 ROOMS = tuple(str(HOME / room) for room in ("engine", "device", "gpu", "drive", "text"))
@@ -257,6 +260,45 @@ def test_a_second_ctrl_c_in_the_cleaning_up_is_made_good_by_the_next_call(worlds
             assert place > 20
             return
         assert world.generate(calls) == world.truth
+        assert_is_clean(core)
+
+
+def test_ctrl_c_in_a_tree_keeps_no_blocks_that_no_node_holds() -> None:
+    """Nodes that nobody holds any more are given back at the beginning of the next act, in the midst of anything."""
+    drawn = SamplingParams(n=2, max_tokens=2, seed=1, ignore_eos=True)
+
+    def grown() -> tuple[EngineCore, Tree, Node]:
+        core = fake_engine(num_blocks=16)
+        tree = tree_of(core)
+        root = tree.root([1, 2, 3, 4, 5])
+        tree.sample(root, drawn)  # whose nodes nobody holds
+        return core, tree, root
+
+    rooms = [str(HOME / name) for name in ("engine/kept.py", "engine/blocks.py", "drive/tree.py")]
+    passed = Counter[Line]()
+    _, tree, root = grown()
+    with Lines(lambda line: passed.update((line,) if line[0] in rooms else ())):
+        nodes = tree.sample(root, drawn)  # held: what breaks a destructor off is shown by Python, and goes no further
+    assert len(nodes[0]) == 2
+    places = [(line, time_passed) for line, times in passed.items() for time_passed in {1, times}]
+    assert len(places) > 150
+    for line, time_passed in places[::2]:
+        core, tree, root = grown()
+        left = time_passed
+
+        def act(passed: Line, line: Line = line) -> None:
+            nonlocal left
+            left -= passed == line
+            if left == 0:
+                left = -1
+                raise KeyboardInterrupt
+
+        with Lines(act, line), pytest.raises(KeyboardInterrupt):
+            nodes = tree.sample(root, drawn)
+        nodes = []
+        assert len(tree.sample(root, drawn)[0]) == 2, line
+        tree.close()
+        core.release([])  # what was dropped is given back
         assert_is_clean(core)
 
 
