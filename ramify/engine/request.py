@@ -77,11 +77,11 @@ class Request:
         return 0 if num_told is None else len(self.prompt_token_ids) - num_told
 
     def fork_sequence(self, seq_id: str, parent_id: str | None = None) -> Sequence:
-        """A new sequence of this request, forked from the root or from the sequence named."""
+        """A new sequence of this request, forked from the root or from the one named. All share the prompt's list."""
         if seq_id in self.sequences:
             raise InvalidInputError(f"request {self.request_id!r} has a sequence {seq_id!r} already")
         parent = self.root if parent_id is None else self.get_seq(parent_id)
-        self.sequences[seq_id] = child = parent.fork(seq_id)
+        self.sequences[seq_id] = child = parent.fork(seq_id, shares_prompt=True)
         return child
 
     def get_seq(self, seq_id: str) -> Sequence:

@@ -317,12 +317,14 @@ class Scheduler:
 
     def _admit(self, schedule: Schedule) -> None:
         """Starts waiting gangs in order, as long as sequences, tokens and blocks allow."""
-        room = self.max_num_seqs - self.num_running if self.waiting else 0
+        if not self.waiting:
+            return
+        room = self.max_num_seqs - self.num_running
+        num_running = len(self.standing.cohort) + sum([len(gang.sequences) for gang in self.standing.loose])
         while self.waiting and self.waiting[0].size <= room and schedule.budget > 0:
             gang = self.waiting[0]
             self._placement.plan_restart(gang)
             found = self._placement.find_prefixes(gang)
-            num_running = len(self.standing.cohort) + sum(len(other.sequences) for other in self.standing.loose)
             if not self._placement.has_blocks_for(gang, found, num_running):
                 if self.running or not self._release_a_holder(gang):
                     return
@@ -337,6 +339,7 @@ class Scheduler:
                 return
             self.waiting.pop(0)
             room -= gang.size
+            num_running += len(gang.sequences)
             schedule.budget -= sum(share)
             self._placement.place(gang, share, schedule)
             gang.move(SequenceStatus.RUNNING)

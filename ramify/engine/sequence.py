@@ -79,8 +79,14 @@ class SequenceData:
     def get_last_token_id(self) -> int:
         return self.output_token_ids[-1] if self.output_token_ids else self.prompt_token_ids[-1]
 
-    def copy(self) -> SequenceData:
-        return SequenceData(self.prompt_token_ids, self.output_token_ids, self.cumulative_logprob)
+    def copy(self, *, shares_prompt: bool = False) -> SequenceData:
+        """shares_prompt: with the very list of the prompt's tokens, which nobody changes then."""
+        copy = SequenceData(
+            () if shares_prompt else self.prompt_token_ids, self.output_token_ids, self.cumulative_logprob
+        )
+        if shares_prompt:
+            copy.prompt_token_ids = self.prompt_token_ids
+        return copy
 
 
 Order = tuple[int, int, int]  # priority, arrival, child
@@ -181,8 +187,11 @@ class Sequence:
     def add_token_id(self, token_id: int, logprob: float = 0.0) -> None:
         self.data.add_token_id(token_id, logprob)
 
-    def fork(self, new_seq_id: str) -> Sequence:
-        """An independent copy that has seen the same tokens. Its blocks are the block manager's to share."""
+    def fork(self, new_seq_id: str, *, shares_prompt: bool = False) -> Sequence:
+        """An independent copy that has seen the same tokens. Its blocks are the block manager's to share.
+
+        shares_prompt: as siblings of one request do, so that a thousand samples do not hold a long prompt each.
+        """
         tracks = [
             Track(f"{new_seq_id}/{role}", track.model, track.prompt_token_ids, track.num_computed, role=role)
             for role, track in enumerate(self.tracks)
@@ -190,7 +199,7 @@ class Sequence:
         copy = Sequence(
             new_seq_id,
             request_id=self.request_id,
-            data=self.data.copy(),
+            data=self.data.copy(shares_prompt=shares_prompt),
             sampling_params=self.sampling_params,
             child=self.child,
             tracks=tracks,

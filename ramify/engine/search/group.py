@@ -124,7 +124,7 @@ class Group:
             if number in self.children:  # else another has its place
                 changes.left.append(parent.sequence)
         self._forget_losers()
-        self.finished = decisions.over or all(child.finish_reason is not None for child in self.children.values())
+        self.finished = decisions.over or self._all_have_ended
         return changes
 
     def append(self, child: Child, token: Continuation, now: float) -> float | None:
@@ -143,7 +143,12 @@ class Group:
     def note_end(self, child: Child) -> None:
         """A child took a token, which may have been its last."""
         if child.finish_reason is not None:
-            self.finished = all(each.finish_reason is not None for each in self.children.values())
+            self.finished = self._all_have_ended
+
+    @property
+    def _all_have_ended(self) -> bool:
+        """Asked whenever one ends. The last are looked at first: of many that run in waves they wait until the end."""
+        return all(child.finish_reason is not None for child in reversed(self.children.values()))
 
     def finish_unread(self) -> None:
         """Nothing is to be drawn (max_tokens 0): the prompt alone was asked about."""
