@@ -294,8 +294,14 @@ class Scheduler:
     def _share(self, gang: Gang, missing: list[int], budget: int) -> list[int]:
         if sum(missing) <= budget:
             return missing
-        if not self.enable_chunked_prefill and sum(missing) <= self.max_num_batched_tokens:
-            return [0] * len(missing)  # it fits a step of its own; what does not (a long recompute) is split anyway
+        if (
+            not self.enable_chunked_prefill
+            and gang.status is not SequenceStatus.RUNNING
+            and sum(missing) <= self.max_num_batched_tokens
+        ):
+            # It fits a step of its own, and others are not admitted before it. What does not fit (a long recompute) is
+            # split anyway, and so is what those that run compute again: others that come would always be before it.
+            return [0] * len(missing)
         share = []
         at_once = gang.sequences[0].num_at_once
         for count in missing:  # tokens are drawn from all tracks' last positions at once: none goes there alone

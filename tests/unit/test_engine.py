@@ -378,6 +378,33 @@ def test_without_chunking_a_prompt_is_computed_in_one_step() -> None:
     assert [len(chunk.token_ids) for chunk in first] == [12, 12, 12]
 
 
+def test_without_chunking_those_that_come_back_do_not_wait_for_all_who_come() -> None:
+    """A set that gave way computes its outputs again in one step of its own, if nothing else runs; something did."""
+    engine = fake_engine(
+        num_blocks=56,
+        block_size=2,
+        max_num_seqs=8,
+        max_num_batched_tokens=60,
+        enable_chunked_prefill=False,
+        enable_prefix_caching=False,
+    )
+    engine.add_request(Request("long", None, [9] * 6, SamplingParams(max_tokens=64, ignore_eos=True, seed=1)))
+    for _ in range(30):
+        engine.step()
+    together = SamplingParams(n=4, strategy="diverse", diversity_penalty=1.0, max_tokens=24, ignore_eos=True, seed=2)
+    engine.add_request(Request("set", None, [1, 2, 3, 4], together))
+    finished: dict[str, RequestOutput] = {}
+    for step in range(100):
+        if engine.stats()["preemptions"] and len(engine.scheduler.waiting) < 3:  # somebody always comes
+            engine.add_request(Request(f"short {step}", None, [3], SamplingParams(max_tokens=5, ignore_eos=True)))
+        finished |= {output.request_id: output for output in engine.step()}
+        check(engine)
+        if "set" in finished:
+            break
+    assert tokens_of(finished["set"]) == alone([1, 2, 3, 4], together)
+    assert len(finished) < 15
+
+
 def test_statistics_follow_the_clock() -> None:
     now = [100.0]
     engine = fake_engine(clock=lambda: now[0])
