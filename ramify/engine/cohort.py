@@ -21,7 +21,7 @@ from ramify.engine.demands import Demands, SamplerChoice
 from ramify.engine.plan import BlockCopy, Member, Onward
 from ramify.engine.schedule import GoingOn
 from ramify.engine.search.child import Child
-from ramify.engine.sequence import Sequence, Track
+from ramify.engine.sequence import Order, Sequence, Track
 from ramify.structured.matcher import Matcher
 
 # Columns of numbers: the position to compute next, its block, the place in the output of what is drawn after it, the
@@ -122,6 +122,10 @@ class Cohort:
         numbers = self._numbers[:, : len(self)]
         children = self._columns.children
         return [children[index].sequence for index in np.flatnonzero(numbers[PLACE] > numbers[LAST_PLACE]).tolist()]
+
+    def last_order(self) -> Order:
+        """Of the member that comes last; there must be one."""
+        return max(child.sequence.order for child in self._columns.children)
 
     # -- a step ----------------------------------------------------------------------------------------------
 

@@ -192,7 +192,7 @@ class Scheduler:
         if may_preempt:
             self.standing.dissolve_cohort(num_pending=0)
         schedule, shares = self._share_budget()
-        if len(self.standing.cohort) and not self._has_room_for_all(shares):
+        if len(self.standing.cohort) and (not self._has_room_for_all(shares) or self._passes_over(shares)):
             self.standing.dissolve_cohort(num_pending=1)
             schedule, shares = self._share_budget()
         if len(self.standing.cohort):
@@ -261,6 +261,17 @@ class Scheduler:
         most = self.standing.cohort.most_new_blocks()
         most += sum(self._placement.most_new_blocks(gang, share) for gang, share in shares.items())
         return len(self.standing.cohort) <= self.max_num_batched_tokens and most <= self.managers[0].num_free
+
+    def _passes_over(self, shares: dict[Gang, list[int]]) -> bool:
+        """Whether the cohort leaves nothing to somebody who runs and comes before one of its members.
+
+        Else a set that needs more positions at once than others leave would wait for as long as others come.
+        """
+        if len(shares) == len(self.standing.loose):  # the usual case
+            return False
+        left_out = (gang.order for gang in self.standing.loose if gang not in shares and any(gang.missing()))
+        first = next(left_out, None)
+        return first is not None and first < self.standing.cohort.last_order()
 
     def _share_budget(self) -> tuple[Schedule, dict[Gang, list[int]]]:
         """A step to be filled, and the positions that each running gang outside the cohort may compute per track.

@@ -405,6 +405,32 @@ def test_without_chunking_those_that_come_back_do_not_wait_for_all_who_come() ->
     assert len(finished) < 15
 
 
+@pytest.mark.parametrize("strategy", ["diverse", "beam_search"])
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_a_set_gets_its_turn_though_others_always_come(runs_ahead: bool, strategy: str) -> None:
+    """It needs a position for each of its members at once. Where steps ran ahead, who just went on took theirs first,
+    and who came took the rest."""
+    engine = fake_engine(num_blocks=400, max_num_seqs=16, max_num_batched_tokens=8, runs_ahead=runs_ahead)
+    engine.add_request(Request("first", None, [3] * 3, SamplingParams(max_tokens=12, ignore_eos=True, seed=5)))
+    engine.step()
+    drawn: dict[str, Any] = {"diversity_penalty": 1.0, "seed": 2} if strategy == "diverse" else {}
+    together = SamplingParams(n=7, strategy=strategy, max_tokens=10, ignore_eos=True, **drawn)
+    engine.add_request(Request("set", None, [1, 2, 3, 4], together))
+    finished: dict[str, RequestOutput] = {}
+    for step in range(40):
+        if len(engine.scheduler.waiting) < 3:
+            params = SamplingParams(max_tokens=5, ignore_eos=True, seed=step)
+            engine.add_request(Request(str(step), None, [3], params))
+        finished |= {output.request_id: output for output in engine.step()}
+        check(engine)
+        if "set" in finished:
+            break
+    assert tokens_of(finished["set"]) == alone([1, 2, 3, 4], together)
+    for name, output in finished.items():
+        if name.isdigit():
+            assert tokens_of(output) == alone([3], SamplingParams(max_tokens=5, ignore_eos=True, seed=int(name)))
+
+
 def test_statistics_follow_the_clock() -> None:
     now = [100.0]
     engine = fake_engine(clock=lambda: now[0])
