@@ -7,6 +7,7 @@ children wherever they are drawn. A request that is not divided is its own only 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from secrets import token_hex
 
 from ramify.engine.request import Request
 from ramify.engine.search.ranking import best_of
@@ -91,8 +92,9 @@ class Task:
             prompt_logprobs=params.prompt_logprobs if piece.first == 0 else None,
         )
         own, *others = request.root.tracks
+        # Callers name requests as they like, also "job" and "job/0": no part may have the name of another request.
         return Request(
-            f"{request.request_id}/{piece.first}",
+            f"{request.request_id}/{piece.first}/{token_hex(8)}",
             request.prompt,
             own.prompt_token_ids,
             asked,

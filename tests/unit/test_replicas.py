@@ -104,6 +104,20 @@ def test_outputs_of_two_models_are_those_of_one_engine() -> None:
         assert theta["positions_computed"]
 
 
+def test_parts_of_a_request_are_not_taken_for_others() -> None:
+    """They went by names that callers give too: both waited for ever."""
+
+    def asked() -> list[Request]:
+        divided = Request("job", None, [5, 6, 7], SamplingParams(n=12, max_tokens=40, seed=1))
+        params = SamplingParams(max_tokens=20, seed=3)
+        return [divided, *(Request(f"job/{first}", None, [8, 9], params) for first in range(12))]
+
+    for chosen in ([0, 1], [0, 7], [0, *range(1, 13)]):
+        wanted = finished(core(), [asked()[index] for index in chosen])
+        with replicated([core(), core()], CODEC, ReplicaCore) as (engines, _):
+            assert finished(engines, [asked()[index] for index in chosen]) == wanted
+
+
 @pytest.mark.parametrize("steps", [1, 5])
 def test_what_an_engine_took_with_it_is_drawn_elsewhere(steps: int) -> None:
     wanted = finished(core(), requests())
