@@ -238,10 +238,10 @@ class EngineCore:
                 self.scheduler.speculation.note_step(*told)
             outputs = self._recorder.record(now, result)
             self._draw_if_nobody_is_left()
-            in_use = sum(manager.num_in_use for manager in self.scheduler.managers)
-            self.metrics = self.metrics.after(self.last_step, in_use)
             if now.schedule.is_empty and self.scheduler.waiting and not self.scheduler.running:
                 outputs.append(self._give_up(self.scheduler.waiting[0].sequences[0]))
+            in_use = sum(manager.num_in_use for manager in self.scheduler.managers)
+            self.metrics = self.metrics.after(self.last_step, in_use)
         except BaseException:
             with suppress(Exception):  # the caller hears what broke the step; the next act tries this again
                 self.reset()

@@ -376,6 +376,7 @@ def test_a_full_cache_says_so_to_plain_requests_too() -> None:
     assert output.finished
     assert output.error is not None
     assert "8 of 10 KV blocks are kept for nodes of trees" in output.error
+    assert core.stats()["requests_finished"] == 3, "two for the extension, and this one"
     tree.release(node)
     core.add_request(Request("1", None, [1] * 12, SamplingParams(max_tokens=4)))
     while core.has_unfinished():
