@@ -12,17 +12,23 @@ struct Numbers {
     double normaliser_theta, normaliser_teacher;
 };
 
+// Whether nothing can be drawn: no token is possible under both models, or the support leaves a student that decides
+// alone none. The teacher, whose support it is, keeps its likeliest.
+bool leaves_nothing(const PairRow& pair, double alpha) {
+    return alpha == 0 ? pair.largest == NOTHING : alpha != 1 && pair.is_disjoint;
+}
+
 Numbers describe(const PairRow& pair, double alpha, bool is_clamped, const Sums& mixed) {
     const double infinity = std::numeric_limits<double>::infinity();
     const bool is_theta = alpha == 0, is_teacher = alpha == 1, is_end = is_theta || is_teacher;
-    const bool is_disjoint = pair.is_disjoint && !is_end;
+    const bool is_disjoint = leaves_nothing(pair, alpha);
     Numbers told{};
     told.alpha = alpha, told.is_clamped = is_clamped, told.is_disjoint = is_disjoint, told.is_sound = true;
     told.normaliser_theta = pair.whole_theta, told.normaliser_teacher = pair.whole_teacher;
     told.ess_theta = is_theta, told.ess_teacher = is_teacher;
     if (pair.is_disjoint) {
-        told.log_z = is_end ? 0 : -infinity;
-        told.kl_theta = is_theta ? 0 : infinity, told.kl_teacher = is_teacher ? 0 : infinity;
+        told.log_z = is_disjoint ? -infinity : 0;
+        told.kl_theta = is_theta && !is_disjoint ? 0 : infinity, told.kl_teacher = is_teacher ? 0 : infinity;
         return told;
     }
     const double mean = mixed.mean / mixed.total - pair.rest;
@@ -79,10 +85,10 @@ Numbers mix_row(const float* theta, const float* teacher, long count, const Mixi
         if (step == step) alpha = bounded(alpha + bounded(step, -SLACK, SLACK), mixing.alpha_min, mixing.alpha_max);
     }
     const Sums mixed = pair.is_disjoint ? Sums{} : pair.exactly_at<false>(alpha);
-    if (alpha == 0) {
-        std::copy(theta, theta + count, logits);
-    } else if (alpha == 1 || pair.is_disjoint) {  // a disjoint row ends with an error: its reader must find numbers
+    if (alpha == 1 || leaves_nothing(pair, alpha)) {  // that ends with an error; until then readers must find numbers
         std::copy(teacher, teacher + count, logits);
+    } else if (alpha == 0) {
+        std::copy(theta, theta + count, logits);
     } else {
         const double whole = mixed.log();
         for (long j = 0; j < count; j += WIDTH)

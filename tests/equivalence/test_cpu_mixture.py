@@ -128,6 +128,16 @@ def test_one_model_alone_keeps_its_bits(operators: CpuOperators, alpha: float, i
         assert torch.allclose(getattr(made, name).double(), getattr(wanted, name).double(), rtol=1e-3), name
 
 
+def test_a_student_alone_whom_the_support_leaves_nothing(operators: CpuOperators) -> None:
+    theta, teacher = pairs("random", 2, 30, seed=18)
+    teacher[:, 4] = 40.0
+    theta[1, 4] = -math.inf
+    made, wanted = both(operators, theta, teacher, alpha_method="fixed", alpha=0.0, teacher_top_k=1)
+    assert made.disjoint.tolist() == wanted.disjoint.tolist() == [False, True]
+    assert made.log_z.tolist() == [0.0, -math.inf]
+    assert torch.equal(made.logits, wanted.logits)
+
+
 def test_nan_and_infinity_are_told_and_stay_in_their_rows(operators: CpuOperators) -> None:
     theta, teacher = pairs("random", 5, 700, seed=26)
     theta[1, 3], teacher[3, 699] = math.nan, math.inf
