@@ -244,7 +244,7 @@ class Demands:
     def is_controlled(self) -> bool:
         """Whether penalties, bias or bans change its logits."""
         params = self.params
-        named = params.logit_bias or params.allowed_token_ids or params.min_tokens or params.bad_words
+        named = params.logit_bias or params.allowed_token_ids or params.min_tokens or self.bad_words
         static = named or params.structured_outputs
         return bool(static or self.counts_output or self.counts_prompt or self.looks_far_back)
 

@@ -41,7 +41,8 @@ def check_logprobs(llm: LLM, params: SamplingParams) -> None:
     """Raises InvalidInputError if the engine tells the model's own logprobs, and the draw is from something else."""
     demands = Demands(params)
     is_changed = demands.narrows or demands.is_shaped or demands.is_controlled or demands.diversity_penalty
-    is_own = demands.temperature == 1 and not (is_changed or params.logits_processors)
+    named = params.bad_words or params.logits_processors  # words become token ids only in an engine
+    is_own = demands.temperature == 1 and not (is_changed or named)
     if llm.config.model_config.logprobs_mode == "raw" and not is_own:
         raise InvalidInputError(
             "a trainer needs the logprobs of what was really drawn, after temperature and filters: make the engine "
