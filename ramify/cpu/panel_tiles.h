@@ -3,7 +3,9 @@
 
 #include "formats.h"
 
-constexpr long DEPTH_AT_ONCE = 512;     // of numbers: 128 KiB of a panel stay in the second cache
+constexpr long DEPTH_AT_ONCE = 512;  // of numbers: 128 KiB of a panel stay in the second cache
+constexpr long FEW_ROWS = 4 * TILE_ROWS;
+constexpr long DEPTH_OF_FEW = 4096 / TILE_COLUMNS;  // for so few rows: 16 KiB, in the first cache for all their tiles
 constexpr long UNPACKED_AT_ONCE = 256;  // of packed weights, as numbers: sums are then read and written rarely enough
 constexpr long ROWS_AT_ONCE = 192;      // of x: they stay in the second cache while panels pass by
 constexpr long PREFETCHED = 2048;       // bytes ahead: memory's own prefetching ends where a page does
@@ -103,8 +105,9 @@ __attribute__((noinline)) static void multiply_numbers(long rows, long depth, co
 template <class Format>
 static inline void multiply_panel(const float* x, const uint8_t* panel, long rows, long depth, float* sums) {
     if constexpr (Format::UNIT_BYTES == 4 * TILE_COLUMNS) {
-        for (long k = 0; k < depth; k += DEPTH_AT_ONCE) {
-            const long some = depth - k < DEPTH_AT_ONCE ? depth - k : DEPTH_AT_ONCE;
+        const long at_once = rows > FEW_ROWS ? DEPTH_AT_ONCE : DEPTH_OF_FEW;
+        for (long k = 0; k < depth; k += at_once) {
+            const long some = depth - k < at_once ? depth - k : at_once;
             // While several tiles of rows are multiplied by this part of the panel, the next part is prefetched.
             const float* part = reinterpret_cast<const float*>(panel) + k * TILE_COLUMNS;
             const long lines = rows > TILE_ROWS ? some * TILE_COLUMNS / 16 : 0;

@@ -149,12 +149,17 @@ struct Left {
     long row_stride, depth_stride;
 };
 
+// What will be multiplied next: with each element of depth, so many cache lines of it are prefetched.
+struct Ahead {
+    const char* begin;
+    long lines;
+};
+
 // to (ROWS x VECTORS vectors) = left (ROWS x depth) * right (depth x VECTORS vectors), added to what is there if
-// `accumulate`. Every element is summed in the order of depth, however many rows there are. `ahead`, if not null, is
-// what will be multiplied next: with each element of depth, one cache line of it is prefetched.
+// `accumulate`. Every element is summed in the order of depth, however many rows there are.
 template <int ROWS, int VECTORS>
 static inline void multiply_tile(Left left, const float* right, long right_stride, float* to, long to_stride,
-                                 long depth, bool accumulate, const char* ahead) {
+                                 long depth, bool accumulate, Ahead ahead) {
     Vector sums[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int row = 0; row < ROWS; ++row)
@@ -162,7 +167,8 @@ static inline void multiply_tile(Left left, const float* right, long right_strid
         for (int part = 0; part < VECTORS; ++part)
             sums[row][part] = accumulate ? load(to + row * to_stride + part * WIDTH) : Vector{};
     for (long k = 0; k < depth; ++k) {
-        if (ahead) __builtin_prefetch(ahead + k * 64, 0, 2);  // into the second cache
+        for (long line = 0; line < ahead.lines; ++line)
+            __builtin_prefetch(ahead.begin + (k * ahead.lines + line) * 64, 0, 2);  // into the second cache
         Vector line[VECTORS];
 #pragma GCC unroll 8
         for (int part = 0; part < VECTORS; ++part) line[part] = load(right + k * right_stride + part * WIDTH);
@@ -182,7 +188,7 @@ static inline void multiply_tile(Left left, const float* right, long right_strid
 // The same for any number of rows up to TILE_ROWS.
 template <int VECTORS>
 static inline void multiply_rows(long rows, Left left, const float* right, long right_stride, float* to, long to_stride,
-                                 long depth, bool accumulate, const char* ahead) {
+                                 long depth, bool accumulate, Ahead ahead) {
     switch (rows) {
         case 1:
             return multiply_tile<1, VECTORS>(left, right, right_stride, to, to_stride, depth, accumulate, ahead);
@@ -204,11 +210,12 @@ template <int VECTORS>
 static inline void multiply(long rows, long depth, Left left, const float* right, long right_stride, float* to,
                             long to_stride, bool accumulate, const void* ahead = nullptr, long lines = 0) {
     const long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    const long each = (lines + tiles * depth - 1) / (tiles * depth);
     for (long tile = 0, row = 0, count; tile < tiles; ++tile, row += count) {
         count = (rows - row + tiles - tile - 1) / (tiles - tile);  // evenly: 8 rows are 4 and 4
         const Left from{left.begin + row * left.row_stride, left.row_stride, left.depth_stride};
-        const char* next = tile * depth < lines ? static_cast<const char*>(ahead) + tile * depth * 64 : nullptr;
+        const long before = tile * depth * each;
         multiply_rows<VECTORS>(count, from, right, right_stride, to + row * to_stride, to_stride, depth, accumulate,
-                               next);
+                               {static_cast<const char*>(ahead) + before * 64, before < lines ? each : 0});
     }
 }
