@@ -132,23 +132,6 @@ def check_row(made: Mixed, row: int, theta: Tensor, teacher: Tensor) -> None:
         assert float(said[row]) == pytest.approx(true, rel=1e-6 * scale + 1e-5, abs=1e-300)
 
 
-def compare(made: Mixed, wanted: Mixed, theta: Tensor, teacher: Tensor) -> None:
-    """Two ways to mix the same rows."""
-    for name in ("clamped", "disjoint", "sound"):
-        assert torch.equal(getattr(made, name), getattr(wanted, name)), name
-    for row in range(len(theta)):
-        if made.disjoint[row]:
-            continue
-        check_row(made, row, theta, teacher)
-        a, b = log_probabilities(theta[row]), log_probabilities(teacher[row])
-        spread = min(1.0, float((b - a)[(a > -math.inf) & (b > -math.inf)].abs().max()))
-        # Where the models nearly agree, α is all but free: q is the same to the last digit.
-        loose = 2e-6 / max(spread, 1e-3) ** 2
-        assert float(made.alpha[row]) == pytest.approx(float(wanted.alpha[row]), abs=min(max(2e-6, loose), 2e-2))
-        for name in ("normaliser_theta", "normaliser_teacher"):
-            assert float(getattr(made, name)[row]) == pytest.approx(float(getattr(wanted, name)[row]), abs=1e-5), name
-
-
 def pairs(name: str, rows: int, vocab_size: int, seed: int) -> tuple[Tensor, Tensor]:
     """Logits theta, teacher (rows, vocab_size) float32 of one kind."""
     generator = torch.Generator().manual_seed(seed)

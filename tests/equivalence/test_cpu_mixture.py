@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,20 +17,13 @@ from ramify.sampling import mixture as truth
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.mixture import Mixed
 from tests import mixture_reference as reference
-from tests.mixture_reference import KINDS, compare, pairs, worst_ratio
+from tests.mixture_cases import METHODS, SPECIAL, check_bounds_masks_and_the_teachers_rights, compare
+from tests.mixture_reference import KINDS, pairs, worst_ratio
 from tests.native import EVERY_SET, library_for, needs_compiler
 
 pytestmark = needs_compiler
 
-METHODS: list[dict[str, Any]] = [
-    {},
-    {"alpha_method": "fixed", "alpha": 0.3},
-    {"alpha_method": "entropy"},
-    {"alpha_method": "ess_balance"},
-    {"alpha_method": "kl_budget", "kl_budget": 0.1},
-    {"alpha_method": "kl_budget", "kl_budget": 1e-5},
-]
-SPECIAL = [2, 5]
+EVERY_METHOD: list[dict[str, Any]] = [*METHODS, {"alpha_method": "kl_budget", "kl_budget": 1e-5}]
 
 
 def name_of(options: dict[str, Any]) -> str:
@@ -51,7 +45,7 @@ def both(operators: CpuOperators, theta: Tensor, teacher: Tensor, **options: Any
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", METHODS, ids=name_of)
+@pytest.mark.parametrize("options", EVERY_METHOD, ids=name_of)
 def test_the_kernel_agrees_with_torch(operators: CpuOperators, kind: str, options: dict[str, Any]) -> None:
     theta, teacher = pairs(kind, 3, 4_099, seed=21)  # more than a piece, and no whole number of vectors
     made, wanted = both(operators, theta, teacher, **options)
@@ -66,7 +60,7 @@ def test_the_kernel_agrees_with_torch(operators: CpuOperators, kind: str, option
 
 
 @pytest.mark.parametrize("size", [1, 3, 16, 17, 2_047, 2_048, 2_049])
-@pytest.mark.parametrize("options", METHODS, ids=name_of)
+@pytest.mark.parametrize("options", EVERY_METHOD, ids=name_of)
 def test_rows_of_any_size_and_stride(operators: CpuOperators, size: int, options: dict[str, Any]) -> None:
     theta, teacher = pairs("random", 3, size + 5, seed=22)
     theta, teacher = theta[:, 2 : 2 + size], teacher[:, 2 : 2 + size]
@@ -74,7 +68,7 @@ def test_rows_of_any_size_and_stride(operators: CpuOperators, size: int, options
     compare(made, wanted, theta, teacher)
 
 
-@pytest.mark.parametrize("options", METHODS, ids=name_of)
+@pytest.mark.parametrize("options", EVERY_METHOD, ids=name_of)
 def test_what_is_ruled_out(operators: CpuOperators, options: dict[str, Any]) -> None:
     theta, teacher = pairs("random", 7, 2_500, seed=23)
     theta[0, :20], teacher[0, :20] = -math.inf, -math.inf
@@ -99,22 +93,7 @@ def test_identical_models_meet_halfway(operators: CpuOperators) -> None:
 
 
 def test_bounds_masks_and_the_teachers_rights(operators: CpuOperators) -> None:
-    theta, teacher = pairs("random", 6, 300, seed=24)
-    teacher[3, SPECIAL[1]] = 60.0
-    choices: list[dict[str, Any]] = [
-        {"alpha_min": 0.49, "alpha_max": 0.51},
-        {"alpha_method": "fixed", "alpha": 0.3, "alpha_min": 0.3, "alpha_max": 0.3},
-        {"force_teacher_first_token": True, "alpha_max": 0.4},
-        {"force_teacher_special_tokens": True},
-        {"teacher_top_k": 12},
-        {"teacher_top_p": 0.7},
-    ]
-    for options in choices:
-        made, wanted = both(operators, theta, teacher, **options)
-        assert torch.equal(made.clamped, wanted.clamped)
-        assert torch.allclose(made.alpha, wanted.alpha, atol=3e-6)
-        assert torch.equal(made.logits == -math.inf, wanted.logits == -math.inf)
-        assert torch.allclose(made.logits.exp(), wanted.logits.exp(), atol=3e-6)
+    check_bounds_masks_and_the_teachers_rights(partial(both, operators))
 
 
 @pytest.mark.parametrize(("alpha", "is_teacher"), [(0.0, False), (1.0, True)])
@@ -146,7 +125,7 @@ def test_nan_and_infinity_are_told_and_stay_in_their_rows(operators: CpuOperator
     assert made.logits[::2].isfinite().all()
 
 
-@pytest.mark.parametrize("options", METHODS, ids=name_of)
+@pytest.mark.parametrize("options", EVERY_METHOD, ids=name_of)
 def test_a_row_does_not_depend_on_the_rows_beside_it(operators: CpuOperators, options: dict[str, Any]) -> None:
     theta, teacher = pairs("peaked", 9, 5_000, seed=28)
     together, _ = both(operators, theta, teacher, **options)

@@ -15,16 +15,8 @@ from ramify.gpu import mixer as kernel
 from ramify.sampling import mixture as truth
 from ramify.sampling.mixture import Mixed
 from tests import mixture_reference as reference
-from tests.mixture_reference import KINDS, compare, pairs, worst_ratio
-
-METHODS: list[dict[str, Any]] = [
-    {},
-    {"alpha_method": "fixed", "alpha": 0.3},
-    {"alpha_method": "entropy"},
-    {"alpha_method": "ess_balance"},
-    {"alpha_method": "kl_budget", "kl_budget": 0.1},
-]
-SPECIAL = [2, 5]
+from tests.mixture_cases import METHODS, SPECIAL, check_bounds_masks_and_the_teachers_rights, compare
+from tests.mixture_reference import KINDS, pairs, worst_ratio
 
 
 def both(theta: Tensor, teacher: Tensor, device: torch.device, **options: Any) -> tuple[Mixed, Mixed]:
@@ -75,22 +67,9 @@ def test_what_is_ruled_out(options: dict[str, Any], device: torch.device) -> Non
 
 
 def test_bounds_masks_and_the_teachers_rights(device: torch.device) -> None:
-    theta, teacher = pairs("random", 6, 300, seed=24)
-    teacher[3, SPECIAL[1]] = 60.0
-    choices: list[dict[str, Any]] = [
-        {"alpha_min": 0.49, "alpha_max": 0.51},
-        {"alpha_method": "fixed", "alpha": 0.3, "alpha_min": 0.3, "alpha_max": 0.3},
-        {"force_teacher_first_token": True, "alpha_max": 0.4},
-        {"force_teacher_special_tokens": True},
-        {"teacher_top_k": 12},
-        {"teacher_top_p": 0.7},
-    ]
-    for options in choices:
-        made, wanted = both(theta, teacher, device, **options)
-        assert torch.equal(made.clamped, wanted.clamped)
-        assert torch.allclose(made.alpha, wanted.alpha, atol=3e-6)
-        assert torch.equal(made.logits == -math.inf, wanted.logits == -math.inf)
-        assert torch.allclose(made.logits.exp(), wanted.logits.exp(), atol=3e-6)
+    check_bounds_masks_and_the_teachers_rights(
+        lambda theta, teacher, **options: both(theta, teacher, device, **options),
+    )
 
 
 @pytest.mark.parametrize(("alpha", "is_teacher"), [(0.0, False), (1.0, True)])
