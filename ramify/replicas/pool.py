@@ -191,11 +191,11 @@ class Pool:
             if part is None:
                 continue
             task = part.task
+            if output.finished and output.error is not None and task.is_divided:
+                self._stop_others(task)  # before it is taken: it may be the last, where the others still waited
             due = None if task.is_over else task.take(part, output)
             if output.finished:
                 self._end(part)
-                if output.error is not None and task.is_divided:
-                    self._stop_others(task)
             if due is not None:
                 self._due.append(due)
                 if due.finished:

@@ -311,6 +311,33 @@ def test_a_fault_in_one_part_ends_the_others() -> None:
         assert FinishReason.ABORT not in {sample.finish_reason for sample in output.outputs}
 
 
+def test_a_fault_in_one_part_ends_those_that_wait() -> None:
+    """When those had not been given to an engine, nobody was left to tell of the end: the caller waited for ever."""
+    cores = [core(max_num_seqs=4) for _ in range(2)]
+    gates = [Gate(each) for each in cores]
+    for each in cores:
+        each.device.poison(lambda seen: seen[:2] == [5, 6])  # type: ignore[attr-defined]
+    with replicated(cores, CODEC, ReplicaEngine) as (engine, _):
+
+        async def read() -> RequestOutput:
+            others = [engine.submit(Request(f"{i}", None, [9, i], SamplingParams(max_tokens=90))) for i in range(11)]
+            divided = engine.submit(Request("divided", None, [5, 6, 7], SamplingParams(n=40, max_tokens=40, seed=1)))
+            wait(lambda: any(name.startswith("divided/") for name in engine.pool._parts))
+            assert engine.pool.queue.num_waiting, "the other engine is full"
+            [part] = [part for name, part in engine.pool._parts.items() if name.startswith("divided/")]
+            gates[part.piece.engine].let(1000)
+            output = await asyncio.wait_for(divided.final(), 20)
+            for gate in gates:
+                gate.let(1000)
+            for other in others:
+                await other.final()
+            return output
+
+        output = asyncio.run(asyncio.wait_for(read(), 30))
+        assert output.error
+        assert {sample.finish_reason for sample in output.outputs} == {FinishReason.ERROR}
+
+
 def test_a_score_function_that_calls_its_own_engines_is_refused() -> None:
     with replicated([core(), core()], CODEC, ReplicaCore) as (engines, _):
         calls = Calls(engines)
