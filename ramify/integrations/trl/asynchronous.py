@@ -37,6 +37,7 @@ class WeightTransfer:
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
         self.drawing = threading.Lock()  # held by whoever draws, or changes weights
+        self._is_paused = False
 
     def init_weight_transfer(self) -> None:
         """There is nothing to set up: both are in one process."""
@@ -44,12 +45,15 @@ class WeightTransfer:
     def pause(self) -> None:
         """Waits for the end of the round that is under way."""
         self.drawing.acquire()
+        self._is_paused = True
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
         self._llm.load_weights((name, tensor.detach()) for name, tensor in iterator)
 
     def resume(self) -> None:
-        if self.drawing.locked():
+        """What is not paused stays as it is: the lock may be that of a round."""
+        if self._is_paused:
+            self._is_paused = False
             self.drawing.release()
 
     def destroy(self) -> None:
@@ -106,7 +110,9 @@ class RolloutWorker:
         self._thread.start()
 
     def stop(self) -> None:
+        """Also between `pause` and `resume`: a trainer that fails there, or is interrupted, stops the worker first."""
         self._stopping.set()
+        self.weight_transfer.resume()
         if self._thread is not None:
             self._thread.join()
 
@@ -141,6 +147,8 @@ class RolloutWorker:
         count = self._num_generations
         begun = time.monotonic()
         with self.weight_transfer.drawing:
+            if self._stopping.is_set():
+                return  # the weights may be of two kinds
             version = self._version
             drawn = draw(self._llm, [ids for ids in prompt_ids for _ in range(count)], self.params)
         seconds = max(time.monotonic() - begun, 1e-9)
