@@ -73,6 +73,12 @@ class Journal:
         if not has_samples and not (answers.exists() and answers.stat().st_size):
             write_whole(path, content)  # nothing was made with what it says: its run ended before, by a mistake in it
             return
+        unknown = sorted(found.keys() - wanted.keys())
+        if unknown:
+            raise InvalidInputError(
+                f"{self.folder} holds samples made by another version of Ramify, with a setting that this one does not "
+                f"have ({unknown[0]}): go on with that version, or choose another folder"
+            )
         before = Recipe().as_dict() | found  # a setting that is newer than the folder was at its default
         without_oracle = wanted["oracle"] is before["oracle"] is None
         for name, value in wanted.items():

@@ -93,5 +93,5 @@ def _entry(content: bytes) -> tuple[int, str, int] | None:
     try:
         entry = json.loads(content)
         return int(entry["line"]), str(entry["problem"]), int(entry["sample"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

@@ -343,7 +343,14 @@ def test_damage_and_strangers_files_are_refused_and_left_alone(tmp_path: Path) -
         for problem in PROBLEMS:
             journal.append(samples_of(problem))
     lines = (folder / SAMPLES).read_text().splitlines(keepends=True)
-    for broken in (["x\n", *lines[1:]], lines[1:], [*lines, *lines[:3]], [lines[0], *lines[3:]]):
+    strange = [f'{{"line": {number}, "problem": "a", "sample": 0}}\n' for number in ("Infinity", "[" * 200_000)]
+    for broken in (
+        ["x\n", *lines[1:]],
+        lines[1:],
+        [*lines, *lines[:3]],
+        [lines[0], *lines[3:]],
+        *([one, *lines[1:]] for one in strange),
+    ):
         (folder / SAMPLES).write_text("".join(broken))
         with pytest.raises(InvalidInputError, match="damaged in line"):
             Journal(folder, RECIPE, PROBLEMS)
@@ -398,6 +405,16 @@ def test_a_folder_from_before_a_setting_existed_goes_on(tmp_path: Path) -> None:
     Journal(tmp_path, RECIPE.changed({"oracle_max_tokens": 9}), PROBLEMS).close()  # nobody was asked
     with pytest.raises(InvalidInputError, match="oracle was None, now it is 'large'"):
         Journal(tmp_path, RECIPE.changed({"oracle": "large"}), PROBLEMS)
+
+
+def test_a_folder_with_a_setting_from_a_later_version_is_left_to_it(tmp_path: Path) -> None:
+    """It was passed over, so samples that were made with it and without it stood together."""
+    with Journal(tmp_path, RECIPE, PROBLEMS) as journal:
+        journal.append(samples_of(PROBLEMS[0]))
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"later": 1}))
+    with pytest.raises(InvalidInputError, match=r"made by another version .* does not have \(later\)"):
+        Journal(tmp_path, RECIPE, PROBLEMS)
 
 
 def test_the_page_names_every_setting() -> None:
