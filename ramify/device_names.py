@@ -17,7 +17,7 @@ _GPU = re.compile(r"cuda:(0|[1-9][0-9]{0,2})")
 MOST_RANKS = 64
 ONE = "'auto', 'cpu', 'cuda' or 'cuda:N'"
 SEVERAL = "'cuda:0,cuda:1' or 'cpu,cpu'"
-BOTH = "the teacher's devices and the student's, like (('cuda:0', 'cuda:1'), ('cuda:2',))"
+BOTH = "the teacher's devices and the student's, two in all, like 'cuda:0,cuda:1' and 'cuda:2'"
 
 
 def names_of(device: str) -> list[str]:

@@ -12,7 +12,16 @@ import typer
 
 from ramify import validation as check
 from ramify.cli.messages import say, say_warning
-from ramify.cli.options import ENGINE_FLAGS, chosen, flag_of, flags_of, override_flags_of, told_in_flags, with_flags
+from ramify.cli.options import (
+    ENGINE_FLAGS,
+    PAIR_FIELDS,
+    chosen,
+    flag_of,
+    flags_of,
+    override_flags_of,
+    told_in_flags,
+    with_flags,
+)
 from ramify.config import EngineConfig
 from ramify.device_names import Devices, check_devices
 from ramify.distill.files import DATA, REPORT, WRITTEN
@@ -95,7 +104,8 @@ def distill(
     if ray and devices:
         raise InvalidInputError("--devices is for this machine: with --ray the cluster gives each engine its devices")
     if devices:
-        check_devices(devices)
+        with told_in_flags(PAIR_FIELDS):
+            check_devices(devices)
     pool = _pool(num_engines=ray_engines, num_cpus=ray_cpus, num_gpus=ray_gpus)
     found = _read(problems, limit, skips=on_malformed == "skip", has_oracle=recipe.oracle is not None)
     options: Any = chosen(values, OTHER_ENGINE_FLAGS)
@@ -175,7 +185,9 @@ def _recipe(preset: str, values: dict[str, Any]) -> Recipe:
 
 def _check_place(problems: Path, out: Path) -> None:
     """The file of problems is only read: it may not be one of the files that the run writes."""
-    if problems.resolve().parent == out.resolve() and problems.name in WRITTEN:
+    written = [out / name for name in WRITTEN]
+    is_linked = any(each.exists() and problems.exists() and each.samefile(problems) for each in written)
+    if is_linked or (problems.parent.resolve() == out.resolve() and problems.name in WRITTEN):
         raise InvalidInputError(f"{problems} is a file that this run would write itself: choose another --out")
 
 

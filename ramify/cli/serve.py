@@ -15,6 +15,7 @@ from ramify.cli.options import (
     made,
     with_flags,
 )
+from ramify.cli.two_models import TOGETHER
 from ramify.config import DEFAULT_MODEL, EngineConfig, MixtureConfig
 from ramify.errors import InvalidInputError, RamifyError
 from ramify.server.config import PairConfig, ServerConfig
@@ -39,6 +40,8 @@ def serve(**values: Any) -> None:
     if values["api_key"] is None:  # an empty one is a mistake, and serving without a key would be another
         values["api_key"] = os.environ.get("RAMIFY_API_KEY") or None
     config = made(ServerConfig, values, SERVER_FIELDS)
+    if (values["teacher"] is None) != (values["theta"] is None):
+        raise InvalidInputError(TOGETHER)
     pair, mixture = made(PairConfig, values, PAIR_FIELDS), made(MixtureConfig, values, MIXTURE_FIELDS)
     if pair.teacher is None and mixture != MixtureConfig():
         raise InvalidInputError("flags of a mixture (--alpha-method and others) need --teacher and --theta")

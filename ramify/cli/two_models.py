@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ramify.outputs import RequestOutput
 
 PANEL = "Two models"
+TOGETHER = "--teacher and --theta must be given together: a mixture has two models"
 # Beside the fields: the other arguments of OptimalSampling and its `generate`.
 _OPTIONS: dict[str, tuple[Any, Any]] = {
     "preset": (
@@ -104,7 +105,7 @@ def two_models(context: typer.Context, values: Mapping[str, Any]) -> TwoModels |
     if "model" in said:
         raise InvalidInputError("--model names one model, --teacher and --theta name two: give one or the other")
     if "preset" not in said and not {"teacher", "theta"} <= said.keys():
-        raise InvalidInputError("--teacher and --theta must be given together: a mixture has two models")
+        raise InvalidInputError(TOGETHER)
     recipe = load_preset(said["preset"]) if "preset" in said else Recipe()
     of_recipe = {_NAMES_OF_MODELS.get(name, name): value for name, value in said.items() if _is_setting(name)}
     sampling = chosen(dict(said), [field for field in SAMPLING_FIELDS if field.name in said])

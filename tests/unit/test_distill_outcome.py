@@ -245,3 +245,22 @@ def test_the_file_of_problems_is_never_one_that_is_written(tmp_path: Path) -> No
     assert isinstance(made.exception, InvalidInputError)
     assert "choose another --out" in str(made.exception)
     assert path.read_text() == '{"question": "a", "answer": "1"}\n'
+    for link, problems in ((tmp_path / "link.jsonl", path), (tmp_path / "out" / "data.jsonl", path)):
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(problems)
+    for out, problems in ((tmp_path, tmp_path / "link.jsonl"), (tmp_path / "out", path)):
+        made = CliRunner().invoke(app, ["distill", str(problems), "-o", str(out)])
+        assert "choose another --out" in str(made.exception)
+
+
+def test_devices_given_once_are_told_as_the_flag_has_them(tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    path.write_text('{"question": "a", "answer": "1"}\n')
+    for command in (["distill", str(path), "-o", str(tmp_path / "out")], ["serve", "--teacher", "a", "--theta", "b"]):
+        made = CliRunner().invoke(app, [*command, "--devices", "cpu"])
+        assert str(made.exception) == (
+            "--devices must be the teacher's devices and the student's, two in all, like 'cuda:0,cuda:1' and 'cuda:2', "
+            "got ['cpu']"
+        )
+    made = CliRunner().invoke(app, ["serve", "--teacher", "a"])
+    assert str(made.exception) == "--teacher and --theta must be given together: a mixture has two models"
