@@ -17,7 +17,7 @@ from ramify.cli.generate import generate
 from ramify.cli.help import WIDEST, Command
 from ramify.cli.messages import say_error
 from ramify.cli.serve import serve
-from ramify.cli.streams import discard_output, prepare_streams
+from ramify.cli.streams import discard_output, flush_messages, prepare_streams
 from ramify.errors import EngineLostError, RamifyError
 from ramify.version import __version__
 
@@ -44,6 +44,7 @@ def main() -> None:
         try:
             app(prog_name="ramify")
         finally:
+            flush_messages()
             sys.stdout.flush()  # what cannot be written is told below, not by Python as it ends
     except RamifyError as error:
         say_error(str(error))

@@ -8,6 +8,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from ramify.cli.streams import discard_messages
+
 
 def say(message: str) -> None:
     _print(Text(message, style="dim"))
@@ -21,6 +23,15 @@ def say_error(message: str) -> None:
     _print(Text.assemble(("error: ", "bold red"), message))
 
 
+class _StandardError(Console):
+    def on_broken_pipe(self) -> None:
+        """rich would end the program, and give up standard output too."""
+        raise BrokenPipeError
+
+
 def _print(text: Text) -> None:
-    console = Console(stderr=True)
-    console.print(text, soft_wrap=not console.is_terminal)
+    console = _StandardError(stderr=True)
+    try:
+        console.print(text, soft_wrap=not console.is_terminal)
+    except OSError:  # its reader is gone, or its disk is full: what goes to standard output is not lost for that
+        discard_messages()

@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from pathlib import Path
+from typing import TextIO
 
 
 def prepare_streams() -> None:
@@ -31,6 +32,23 @@ def takes_all_characters() -> bool:
 
 def discard_output() -> None:
     """Forgets what could not be written; Python would try once more as it ends, and complain."""
+    _discard(sys.stdout)
+
+
+def discard_messages() -> None:
+    """The same for standard error."""
+    _discard(sys.stderr)
+
+
+def flush_messages() -> None:
+    """Messages that cannot be written do not change how a command ends."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        discard_messages()
+
+
+def _discard(stream: TextIO) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

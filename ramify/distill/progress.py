@@ -99,4 +99,7 @@ class Progress:
             self._bar.n = round(self.share() * self._whole)
             self._bar.set_description_str(self.describe(), refresh=True)
         elif self._visible:
-            print(f"{self.share():.0%}, {self.describe()}", file=self._stream, flush=True)
+            try:
+                print(f"{self.share():.0%}, {self.describe()}", file=self._stream, flush=True)
+            except OSError:  # nobody reads it any more, or its disk is full: the run goes on
+                self._visible = False

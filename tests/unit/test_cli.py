@@ -369,6 +369,27 @@ def test_a_full_disk_under_standard_output_is_told_in_one_line() -> None:
     assert (done.returncode, done.stderr) == (1, "error: standard output cannot be written: the disk is full\n")
 
 
+@pytest.mark.parametrize("broken", ["a full disk", "a closed pipe"])
+def test_messages_that_cannot_be_written_cost_no_result(broken: str) -> None:
+    """A command ended with status 1, and without its text, where standard error could not be written."""
+    code = "from ramify.cli import commands, messages\nfrom ramify.distill.progress import Progress\n"
+    code += (
+        "def act(**_):\n messages.say('loading'); messages.say_warning('x'); print('the text'); messages.say('seed')\n"
+    )
+    code += " Progress('Samples', problems=1, done=0, tokens_of_problem=1, count_tokens=lambda: 0)._show()\n"
+    code += "commands.app = act\ncommands.main()"
+    reader, writer = os.pipe()
+    os.close(reader)
+    if broken == "a full disk":
+        os.close(writer)
+        writer = os.open("/dev/full", os.O_WRONLY)
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=writer, text=True, check=False, timeout=60
+    )
+    os.close(writer)
+    assert (done.returncode, done.stdout) == (0, "the text\n")
+
+
 @pytest.mark.usefixtures("echo")
 def test_a_folder_that_may_not_be_read_is_told_in_one_line(run: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a file is there is a question that Python answers by an exception then."""
