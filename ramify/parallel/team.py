@@ -28,6 +28,7 @@ from ramify.device.sizing import GpuMemory
 from ramify.errors import EngineLostError, ModelError, RamifyError
 from ramify.parallel.group import Backend, ranks_on
 from ramify.parallel.orders import Load, Measure, Order, Serve, line_of
+from ramify.process.search_path import told_search_path
 
 _PROGRAM = Path(__file__).with_name("child.py")
 _SECONDS_TO_END = 10.0
@@ -168,7 +169,7 @@ class RankProcess:
             )
         self._answers = self._control.makefile("rb")
         self._said: str | None = None
-        self.send(json.dumps(sys.path).encode() + b"\n")
+        self.send(told_search_path() + b"\n")
 
     @property
     def pid(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ramify.errors import EngineLostError, RamifyError
+from ramify.process.search_path import told_search_path
 from ramify.remote.frames import frame_of
 from ramify.remote.messages import Build, OneModel, TwoModels, encode
 
@@ -62,7 +62,7 @@ class EngineProcess:
             if share is not None and share.cores:
                 with suppress(OSError):  # what it may run on is the system's to say
                     os.sched_setaffinity(self._process.pid, share.cores)
-        self._send(json.dumps(sys.path).encode())
+        self._send(told_search_path())
 
     def build(self, models: Sequence[OneModel | TwoModels]) -> None:
         """What it is to load; to be said once, before anybody connects."""

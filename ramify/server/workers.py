@@ -13,7 +13,6 @@ engine ends, everything does.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import queue
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.errors import EngineLostError, InvalidInputError, RamifyError
+from ramify.process.search_path import told_search_path
 from ramify.remote.engine_process import EngineProcess
 from ramify.remote.frames import frame_of
 from ramify.remote.link import Link
@@ -73,7 +73,7 @@ class Worker:
                 process_group=0,
             )
         with contextlib.suppress(OSError):  # it has ended already, which the thread notices
-            self.control.sendall(frame_of(json.dumps(sys.path).encode()))
+            self.control.sendall(frame_of(told_search_path()))
         self._send(task)
         threading.Thread(target=self._watch, name=f"ramify-worker-{self.number}", daemon=True).start()
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +26,7 @@ from ramify import (
 from ramify.config import MixtureConfig
 from ramify.engine.core import EngineCore
 from ramify.errors import InvalidInputError, ProtocolError, UnsupportedError
+from ramify.process.search_path import told_search_path
 from ramify.remote.frames import LARGEST
 from ramify.remote.remote_engine import RemoteEngine
 from ramify.sampling.mixing import Mixer
@@ -379,3 +383,9 @@ def test_what_cannot_be_sent_ends_its_request_and_nothing_else(monkeypatch: pyte
             assert engine.stats()["blocks_in_use"] == 0
 
     run(body)
+
+
+def test_what_is_no_text_among_the_places_of_modules_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python passes over it, so programs append Paths and never learn; no process could be started beside one."""
+    monkeypatch.setattr(sys, "path", ["/a", Path("/b"), b"/c", ""])
+    assert json.loads(told_search_path()) == ["/a", ""]
