@@ -117,22 +117,26 @@ class DistillStage:
         return extended(table, await all_of([self._samples(problem) for problem in problems]), FIELDS)
 
     async def _samples(self, problem: Problem) -> list[Entry]:
+        if not isinstance(problem.question, str) or not isinstance(problem.answer, str):
+            return self._refused(InvalidInputError("a problem needs question and answer, both text"), None)
         name = row_name(self._settings, problem.line, problem.digest)
         if self._journal is not None and (found := self._journal.find(name)) is not None:
             return found
         try:
-            if not isinstance(problem.question, str) or not isinstance(problem.answer, str):
-                raise InvalidInputError("a problem needs question and answer, both text")
             entries = await self._desk.entries(problem)
         except InvalidInputError as error:
-            if not self._skips:
-                raise
-            return [{"problem": problem.digest, "error": str(error)}]
+            return self._refused(error, problem.digest)
         rows = [{**entry, "final_answer": entry["answer"]} for entry in entries]
         rows = [{name: row[name] for name in FIELDS} for row in rows]
         if self._journal is not None and all(row["error"] is None for row in rows):
             self._journal.append(name, rows)
         return rows
+
+    def _refused(self, error: InvalidInputError, digest: str | None) -> list[Entry]:
+        """Whose row has no digest either where it holds what is no text: of that none is made."""
+        if not self._skips:
+            raise error
+        return [{"problem": digest, "error": str(error)}]
 
 
 class WholeProblemStage:

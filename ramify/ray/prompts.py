@@ -116,10 +116,10 @@ class GenerateStage:
         return extended(table, made, self._fields)
 
     async def _samples(self, prompt: Any, key: Any) -> list[Entry]:
-        name = "" if self._journal is None else row_name(self._settings, prompt, key)
-        if self._journal is not None and (found := self._journal.find(name)) is not None:
-            return found
         try:
+            name = "" if self._journal is None else row_name(self._settings, prompt, key)
+            if self._journal is not None and (found := self._journal.find(name)) is not None:
+                return found
             stream = self._submitted(prompt, self._params_of(prompt, key))
         except InvalidInputError as error:
             if not self._skips:

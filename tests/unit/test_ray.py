@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import datetime
 import socket
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 import ramify.ray
 from ramify.cli import main
+from ramify.distill.problems import Problem
+from ramify.distill.recipe import Recipe
 from ramify.errors import InvalidInputError, RamifyError
+from ramify.ray import problems
 from ramify.ray.cluster import joined, reason_of
 from ramify.ray.front import opening
+from ramify.ray.problems import DistillStage
+from ramify.ray.prompts import GenerateStage
 from ramify.ray.row_journal import RowJournal, row_name
+from ramify.sampling_params import SamplingParams
 
 GSM8K = Path(__file__).parents[2] / "examples" / "problems" / "gsm8k_50.jsonl"
 
@@ -88,6 +97,42 @@ def test_a_row_is_known_by_all_that_decides_what_it_becomes() -> None:
     seeds = {ramify.ray.row_seed(seed, prompt, key) for seed in (0, 1) for prompt in ("a", "b") for key in (None, 1)}
     assert len(seeds) == 8
     assert all(0 <= seed < 2**64 for seed in seeds)
+
+
+@pytest.mark.parametrize("question", [b"bytes", datetime.date(2024, 1, 2), None, 3])
+def test_rows_that_hold_no_text_are_refused_by_name_or_passed_over(
+    question: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What JSON has no name for raised a TypeError before anybody asked whether such rows are to be left out."""
+    monkeypatch.setattr(problems, "_sample_desk", lambda *_: None)
+
+    def samples(on_refused: str) -> list[dict[str, Any]]:
+        stage = DistillStage(recipe=Recipe(), options={}, journal=str(tmp_path), on_refused=on_refused)
+        return asyncio.run(stage._samples(Problem(1, question, "4")))
+
+    assert samples("skip") == [{"problem": None, "error": "a problem needs question and answer, both text"}]
+    with pytest.raises(InvalidInputError, match="needs question and answer, both text"):
+        samples("stop")
+
+
+def test_a_prompt_that_no_journal_can_hold_is_passed_over_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramify.async_llm.AsyncLLM", lambda *_, **__: None)
+    for on_refused in ("skip", "stop"):
+        stage = GenerateStage(
+            model=None,
+            params=SamplingParams(),
+            options={},
+            prompt="prompt",
+            key=None,
+            journal=str(tmp_path),
+            on_refused=on_refused,
+        )
+        if on_refused == "skip":
+            [row] = asyncio.run(stage._samples(b"bytes", None))
+            assert "cannot be written down here" in row["error"]
+        else:
+            with pytest.raises(InvalidInputError, match="cannot be written down here"):
+                asyncio.run(stage._samples(b"bytes", None))
 
 
 def test_an_address_where_nobody_listens_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
