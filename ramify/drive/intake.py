@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from ramify import validation as check
 from ramify.engine.request import Request
@@ -21,6 +21,7 @@ class TextPrompt(TypedDict):
 
 class TokensPrompt(TypedDict):
     prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]  # the text that they are: outputs tell it again, nothing else is made of it
 
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
@@ -61,11 +62,12 @@ class Intake:
         priority: int = 0,
     ) -> Request:
         """From text, token ids, or a dict that holds one of them."""
-        prompt = plain(prompt)
-        if not isinstance(prompt, str):
-            return self._make(params, request_id, priority, text=None, token_ids=self._checked(prompt))
-        token_ids = self.codec.encode(prompt, add_special_tokens=add_special_tokens)
-        return self._make(params, request_id, priority, text=prompt, token_ids=self._checked(token_ids))
+        given = plain(prompt)
+        if not isinstance(given, str):
+            text = text_beside(prompt)
+            return self._make(params, request_id, priority, text=text, token_ids=self._checked(given))
+        token_ids = self.codec.encode(given, add_special_tokens=add_special_tokens)
+        return self._make(params, request_id, priority, text=given, token_ids=self._checked(token_ids))
 
     def chat_request(
         self,
@@ -168,12 +170,20 @@ def plain(prompt: Prompt) -> str | Sequence[int]:
     if not isinstance(prompt, Mapping):
         return prompt
     fields: Mapping[str, Any] = {name: value for name, value in prompt.items() if value is not None}
-    if set(fields) not in ({"prompt"}, {"prompt_token_ids"}):
+    names = set(fields)
+    if not names or names - {"prompt", "prompt_token_ids"}:
         raise InvalidInputError(
-            f"a prompt given as a dict must have the one key prompt or prompt_token_ids, got {sorted(fields)}"
+            f"a prompt given as a dict must have the key prompt, the key prompt_token_ids or both, got {sorted(names)}"
         )
-    [value] = fields.values()
-    return value  # type: ignore[no-any-return]
+    return fields["prompt_token_ids" if "prompt_token_ids" in names else "prompt"]  # type: ignore[no-any-return]
+
+
+def text_beside(prompt: Prompt) -> str | None:
+    """The text that stands beside token ids in one dict."""
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else None
+    if text is not None and not isinstance(text, str):
+        raise check.refuse("prompt", text, "the text of prompt_token_ids beside them")
+    return text
 
 
 def as_prompts(prompts: Any, name: str = "prompts") -> list[Prompt]:

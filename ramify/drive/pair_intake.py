@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ramify.drive.intake import Intake, Prompt, plain
+from ramify.drive.intake import Intake, Prompt, plain, text_beside
 from ramify.engine.request import Request
 from ramify.errors import InvalidInputError
 from ramify.sampling_params import SamplingParams
@@ -152,7 +152,7 @@ class PairIntake(Intake):
             text, token_ids = side.render(given)
             return Rendered(text, self._checked(token_ids, name))
         side.check_ids(name)
-        return Rendered(None, self._checked(given, name))
+        return Rendered(text_beside(prompt), self._checked(given, name))
 
     def _make_pair(
         self, params: SamplingParams, request_id: str | None, priority: int, teacher: Rendered, theta: Rendered

@@ -62,6 +62,20 @@ def test_outputs_keep_the_order_of_prompts_and_params(tiny: LLM) -> None:
     assert [len(_tokens(output)[0]) for output in outputs] == [1 + index % 7 for index in range(20)]
 
 
+def test_a_text_beside_token_ids_is_told_again(tiny: LLM) -> None:
+    """As vLLM's users have it, who tokenize by themselves; the model has no tokenizer that could read the text."""
+    params = SamplingParams(max_tokens=2, seed=1)
+    prompts: list[Any] = [
+        [1, 2],
+        {"prompt_token_ids": [1, 2], "prompt": "one two"},
+        {"prompt_token_ids": [1, 2], "prompt": None},
+    ]
+    alone, told, untold = tiny.generate(prompts, params, use_tqdm=False)
+    assert (alone.prompt, told.prompt, untold.prompt) == (None, "one two", None)
+    assert told.prompt_token_ids == (1, 2)
+    assert told.outputs[0].token_ids == alone.outputs[0].token_ids
+
+
 @pytest.mark.parametrize(
     ("prompts", "message"),
     [
@@ -71,7 +85,9 @@ def test_outputs_keep_the_order_of_prompts_and_params(tiny: LLM) -> None:
         ([[1, -1]], r"prompt_token_ids\[1\] must be"),
         ([[1, True]], r"prompt_token_ids\[1\] must be"),
         ([[1.5]], r"prompt_token_ids\[0\] must be"),
-        ({"prompt": "a", "extra": 1}, "one key prompt or prompt_token_ids"),
+        ({"prompt": "a", "extra": 1}, "the key prompt, the key prompt_token_ids or both"),
+        ({}, "the key prompt, the key prompt_token_ids or both"),
+        ({"prompt_token_ids": [1], "prompt": [2]}, "prompt must be the text of prompt_token_ids"),
         (7, "prompts must be text, token ids, or a list"),
         (b"text", "prompts must be text, token ids, or a list"),  # not the ids 116, 101, 120, 116
         ({"b", "a"}, "prompts must be text, token ids, or a list"),
