@@ -54,7 +54,8 @@ def particle_filter(
         grown = tree.sample([nodes[place] for place in open_places], params)
         for place, [child] in zip(open_places, grown, strict=True):
             value = potential(child)
-            log_weights[place] += math.log(value / values[place]) if value > 0 else -math.inf
+            is_alive = value > 0 and values[place] > 0  # what was worth nothing once stays worth nothing
+            log_weights[place] += math.log(value / values[place]) if is_alive else -math.inf
             nodes[place], values[place] = child, value
         total = log_mean(log_weights)
         if total == -math.inf:

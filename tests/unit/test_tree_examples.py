@@ -75,6 +75,25 @@ def test_particles_estimate_the_normaliser_without_bias() -> None:
     assert error < 0.2 * exact, "an estimate that says nothing would pass"
 
 
+def test_a_particle_that_was_worth_nothing_stays_worth_nothing() -> None:
+    """What it would gain by being worth something again was a division by zero."""
+    filters = example("particle_filter")
+    tree = tree_of(fake.fake_engine(eos_token_ids=frozenset(), max_num_seqs=64))
+    root = tree.root([1, 2])
+
+    def potential(node: Node) -> float:
+        return 0.0 if node.depth == 1 and node.token_ids[2] == 0 else 1.0
+
+    fallen = []
+    for seed in range(20):  # where few fall, nobody is resampled
+        params = SamplingParams(max_tokens=1, seed=seed)
+        posterior = filters.particle_filter(tree, root, potential, params, particles=8, steps=2, seed=seed)
+        shares = zip(posterior.nodes, posterior.weights, strict=True)
+        fallen += [weight for node, weight in shares if node.token_ids[2] == 0]
+    assert fallen
+    assert fallen == [0.0] * len(fallen)
+
+
 def test_resampling_keeps_shares() -> None:
     filters = example("particle_filter")
     weights = [0.5, 0.0, 0.3, 0.2]
