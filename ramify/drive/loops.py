@@ -150,7 +150,7 @@ class _Progress:
     def __init__(self, core: Driven, total: int, *, visible: bool) -> None:
         self._core = core
         self._before = core.generated_tokens
-        self._bar = tqdm(total=total, desc="Prompts", unit="prompt", disable=not visible)
+        self._bar = tqdm(total=total, desc="Prompts", unit="prompt", disable=not (visible and total))
         self._start = self._shown = time.monotonic()
 
     def __enter__(self) -> _Progress:

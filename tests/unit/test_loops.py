@@ -24,3 +24,9 @@ def test_tokens_per_second_move_while_no_prompt_ends(
     assert any(" 0/2 " in line and "tokens/s" in line for line in shown)
     assert " 2/2 " in shown[-1]
     assert "tokens/s" in shown[-1]
+
+
+def test_a_call_without_prompts_shows_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    """It showed `Prompts: 0prompt`."""
+    assert loops.Calls(fake_engine()).run([], use_tqdm=True) == []
+    assert capsys.readouterr().err == ""
