@@ -131,9 +131,12 @@ class Task:
         return self._output(self._samples(), finished=finished)
 
     def aborted(self) -> RequestOutput:
-        """The end of one that no engine has told anything of."""
+        """The end of one of which no engine has anything more to tell."""
         if self.is_divided and any(part.output is not None for part in self.parts):
-            return self._output(self._samples(), finished=True)
+            samples = self._samples()
+            if self.request.sampling_params.output_kind is OutputKind.DELTA:
+                samples = [_told_already(sample) for sample in samples]
+            return self._output(samples, finished=True)
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self.request.prompt,
@@ -180,6 +183,23 @@ class Task:
             metrics=_times([output.metrics for output in told if output.metrics is not None], finished=finished),
             error=self._error,
         )
+
+
+def _told_already(delta: CompletionOutput) -> CompletionOutput:
+    """What follows a delta that was told: nothing but how the sample stands."""
+
+    def none_of(rows: object) -> tuple[()] | None:
+        return None if rows is None else ()
+
+    return replace(
+        delta,
+        text="",
+        token_ids=(),
+        logprobs=none_of(delta.logprobs),
+        processed_logprobs=none_of(delta.processed_logprobs),
+        mixture=none_of(delta.mixture),
+        kept=none_of(delta.kept),
+    )
 
 
 def _times(metrics: list[RequestMetrics], *, finished: bool) -> RequestMetrics | None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ramify import EngineLostError, FinishReason, Request, RequestOutput, SamplingParams
+from ramify import CompletionOutput, EngineLostError, FinishReason, Request, RequestOutput, SamplingParams
 from ramify.config import EngineConfig, MixtureConfig, ModelConfig
 from ramify.drive.build import build_engine
 from ramify.drive.loops import Calls
@@ -25,6 +25,8 @@ from ramify.replicas.replica_core import ReplicaCore
 from ramify.replicas.replica_engine import ReplicaEngine
 from ramify.replicas.shares import core_shares
 from ramify.replicas.states import NOW
+from ramify.replicas.task import Task
+from ramify.replicas.work_queue import Piece, Work
 from ramify.sampling.mixing import Mixer
 from ramify.server.load import load_models
 from ramify.server.to_serve import ModelToServe
@@ -298,6 +300,26 @@ def test_a_request_is_aborted_in_all_its_parts() -> None:
         assert [sample.finish_reason for sample in late.outputs] == [FinishReason.ABORT]
         wait(lambda: not engine.num_unfinished and not engine.pool._parts)
         assert all(each.children == each.load == 0 for each in engine.pool.queue.engines)
+
+
+def test_a_delta_is_not_told_again_when_the_rest_is_aborted() -> None:
+    """Where no engine had any of it, its end held the last delta of every sample a second time."""
+    params = SamplingParams(n=4, output_kind="delta", logprobs=0, seed=1)
+    request = Request("asked", None, [5], params)
+    work = Work("asked", left=4)
+    task = Task(request, work)
+    part = task.part(Piece(work, 0, 0, 2, 1))
+    ended = [
+        CompletionOutput(i, "ab", (1, 2), -1.0, logprobs=[{}, {}], finish_reason=FinishReason.STOP) for i in (0, 1)
+    ]
+    assert task.take(part, RequestOutput(part.request.request_id, None, (5,), tuple(ended), finished=True)) is not None
+    last = task.aborted()
+    assert last.finished
+    assert [(each.index, each.text, each.token_ids, len(each.logprobs or ())) for each in last.outputs] == [
+        (0, "", (), 0),
+        (1, "", (), 0),
+    ]
+    assert {each.finish_reason for each in last.outputs} == {FinishReason.STOP}
 
 
 def test_a_fault_in_one_part_ends_the_others() -> None:
