@@ -163,11 +163,16 @@ def _check_tied(decoder: Decoder, head: Tensor, *, embedding_filled: bool) -> No
 
 
 def _is_embedding(decoder: Decoder, head: Tensor) -> bool:
-    if decoder.packing is None:
-        expected = decoder.embedding
-        return torch.equal(head.to(expected.device, expected.dtype), expected)
+    if not decoder.table.parts:
+        return _are_equal(head, decoder.embedding)
+    held = decoder.table.parts[0]
     ids = torch.split(torch.arange(len(head)), 4096)  # some at a time: as numbers, all would take much more memory
-    return all(torch.equal(head[some].float(), decoder.table.parts[0].rows(some)) for some in ids)
+    return all(_are_equal(head[some], held.rows(some).to(decoder.dtype)) for some in ids)
+
+
+def _are_equal(numbers: Tensor, held: Tensor) -> bool:
+    """Once they are where these are held, and in their precision."""
+    return torch.equal(numbers.to(held.device, held.dtype), held)
 
 
 def _numbers(tensor: Tensor | StoredTensor) -> Tensor:

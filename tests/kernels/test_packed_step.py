@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ramify import LLM
+from ramify import LLM, WeightsError
 from ramify.config import ModelConfig
 from ramify.device.layers import Batch, TorchLayers
 from ramify.device.pool import KVPool
@@ -18,6 +19,7 @@ from ramify.gpu.gpu_step import gpu_step
 from ramify.gpu.packed_parts import DevicePacking
 from ramify.models.decoder import Decoder, linears
 from ramify.models.loader import ModelLoader
+from ramify.models.weights import EMBEDDING, TIED_HEAD
 from tests.conftest import CheckpointMaker
 from tests.kernels.test_gpu_step import OPTIONS, generate
 from tests.quantised_folder import Scheme, write_quantised
@@ -120,3 +122,23 @@ def test_parts_tell_all_that_they_hold(device: torch.device, make_checkpoint: Ch
     part = decoder.layers[0].qkv.parts[0]
     assert len(part.tensors) == 3
     assert part.num_bytes == sum(tensor.nbytes for tensor in part.tensors)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_tied_head_that_is_stored_again(
+    is_right: bool, device: torch.device, make_checkpoint: CheckpointMaker, tmp_path: Path
+) -> None:
+    """It is the embedding as the model holds it, on its device and in its precision. Many AWQ folders have one."""
+    folder = make_checkpoint("llama", **SHAPES, tie_word_embeddings=True)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    head = tensors[EMBEDDING] + (0.0 if is_right else 1.0)
+    save_file({**tensors, TIED_HEAD: head}, path, metadata={"format": "pt"})
+    folders = write_quantised(folder, tmp_path, SCHEMES["gptq"])
+    loader = ModelLoader(ModelConfig(model=str(folders[0]), device=device.type, dtype="float16"))
+    packing = DevicePacking(device, torch.float16)
+    if is_right:
+        assert loader.load_model(packing=packing).quantised_formats == ["INT4x128"]
+    else:
+        with pytest.raises(WeightsError, match="differs from"):
+            loader.load_model(packing=packing)
