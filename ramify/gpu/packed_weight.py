@@ -136,8 +136,16 @@ def _multiply_unpacked(x: Tensor, part: PackedPart, out: Tensor, bias: Tensor | 
         weight = x.new_empty(rows.stop - rows.start, columns)
         unpack(part, first_tile, weight)
         if out.dtype is not x.dtype:
-            out[:, rows] = F.linear(x, weight, None if bias is None else bias[rows])
+            whole = _unrounded(x, weight)
+            out[:, rows] = whole if bias is None else whole + bias[rows]
         elif bias is None:
             torch.mm(x, weight.t(), out=out[:, rows])
         else:
             torch.addmm(bias[rows], x, weight.t(), out=out[:, rows])
+
+
+def _unrounded(x: Tensor, weight: Tensor) -> Tensor:
+    """Their product in float32, as matrix units sum it."""
+    if x.device.type == "cuda" and x.dtype is not torch.float32:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return F.linear(x.float(), weight.float())

@@ -17,11 +17,14 @@ from ramify.device.step import DeviceStep
 from ramify.gpu.gpu_layers import GpuLayers
 from ramify.gpu.gpu_step import gpu_step
 from ramify.gpu.packed_parts import DevicePacking
+from ramify.gpu.packed_weight import PackedWeight
 from ramify.models.decoder import Decoder, linears
+from ramify.models.linear import Linear
 from ramify.models.loader import ModelLoader
 from ramify.models.weights import EMBEDDING, TIED_HEAD
 from tests.conftest import CheckpointMaker
 from tests.kernels.test_gpu_step import OPTIONS, generate
+from tests.quantised import stored
 from tests.quantised_folder import Scheme, write_quantised
 
 SHAPES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 32, "vocab_size": 64}
@@ -142,3 +145,17 @@ def test_a_tied_head_that_is_stored_again(
     else:
         with pytest.raises(WeightsError, match="differs from"):
             loader.load_model(packing=packing)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_logits_of_a_quantised_head_are_not_rounded(rows: int, device: torch.device) -> None:
+    """Whatever form multiplies: with scales of 1 every weight is a number of 16 bits."""
+    weight = stored("FP8", 48, 256, seed=1)
+    weight.data.view(-1, weight.quant_format.block_bytes)[:, :4] = torch.ones(1).view(torch.uint8)
+    linear = Linear(torch.empty(48, 256, device="meta"))
+    linear.put(0, weight, DevicePacking(device, torch.float16))
+    x = torch.randn(rows, 256, device=device).half()
+    logits = torch.empty(rows, 48, device=device)
+    PackedWeight(linear).logits(x, logits)
+    expected = x.double() @ weight.numbers().to(device).double().t()
+    assert float((logits - expected).norm() / expected.norm()) < 1e-6
