@@ -28,6 +28,7 @@ from ramify.device.pool import KVPool
 from ramify.device.step import Capture, DeviceStep
 from ramify.drive.packing import check_integers, cpu_packing, gpu_packing
 from ramify.engine.scheduler import FEWEST_DRAWS
+from ramify.gpu.packed_parts import DevicePacking, settle
 from ramify.models.decoder import Decoder
 from ramify.models.linear import Packing
 from ramify.models.loader import ModelLoader, resolve_device
@@ -104,7 +105,10 @@ def load(model: Wanted, packing: PanelPacking | None, team: Team | None = None) 
         with on(team.device):
             return model.loader.load_model(str(team.device), packing=held, ranks=team.ranks)
     with on(resolve_device(model.config.model_config.device)):
-        return model.loader.load_model(packing=held)
+        decoder = model.loader.load_model(packing=held)
+        if isinstance(held, DevicePacking):  # before memory is measured: what joining parts frees is no step's
+            settle(decoder)
+        return decoder
 
 
 def device_step(

@@ -10,10 +10,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ramify import LLM, WeightsError
-from ramify.config import ModelConfig
+from ramify.config import EngineConfig, ModelConfig
 from ramify.device.layers import Batch, TorchLayers
 from ramify.device.pool import KVPool
 from ramify.device.step import DeviceStep
+from ramify.drive.placing import Wanted
+from ramify.drive.placing import load as load_placed
 from ramify.gpu.gpu_layers import GpuLayers
 from ramify.gpu.gpu_step import gpu_step
 from ramify.gpu.packed_parts import DevicePacking
@@ -159,3 +161,17 @@ def test_logits_of_a_quantised_head_are_not_rounded(rows: int, device: torch.dev
     PackedWeight(linear).logits(x, logits)
     expected = x.double() @ weight.numbers().to(device).double().t()
     assert float((logits - expected).norm() / expected.norm()) < 1e-6
+
+
+def test_parts_are_joined_when_a_model_is_loaded(
+    device: torch.device, make_checkpoint: CheckpointMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What joining frees would otherwise count among the memory that steps take, and the cache would be smaller."""
+    folders = write_quantised(make_checkpoint("qwen2", **SHAPES), tmp_path, SCHEMES["gptq"])
+    config = EngineConfig.from_options(model=str(folders[0]), device=device.type, dtype="float32")
+    packing = DevicePacking(device, torch.float32)
+    monkeypatch.setattr("ramify.drive.placing.gpu_packing", lambda *_: packing)
+    decoder = load_placed(Wanted(config, ModelLoader(config)), None)
+    assert [list(linear.parts) for linear in decoder.layers[0].linears] == [[0]] * 4
+    assert not decoder.table.parts
+    assert not decoder.embedding.is_meta
