@@ -79,8 +79,8 @@ def group_blocks(groups: Groups, order: Tensor | None = None) -> StoredTensor | 
     """None: no block holds these exactly. order: the columns of `numbers` are these columns of the weight."""
     numbers, scales, zeros, group_size, bits = groups
     outputs, depth = numbers.shape
-    facts, halves = group_format(bits, group_size, depth), scales.to(torch.float16)
-    if facts is None or not torch.equal(halves.to(scales.dtype), scales):
+    facts, halves = group_format(bits, group_size, depth), halves_of(scales)
+    if facts is None or halves is None:
         return None
     quant_format = PACKED_FORMATS[facts.name]
     size, repeats = quant_format.block_size, group_size // quant_format.block_size
@@ -97,6 +97,12 @@ def group_blocks(groups: Groups, order: Tensor | None = None) -> StoredTensor | 
         packed = halved[:, :, :, 1] << 4
         blocks[:, :, 4:] = packed.bitwise_or_(halved[:, :, :, 0]).view(outputs, count, size // 2)
     return StoredTensor(blocks.view(-1), quant_format, (outputs, depth), order)
+
+
+def halves_of(scales: Tensor) -> Tensor | None:
+    """In float16; None: it does not have them all."""
+    halves = scales.to(torch.float16)
+    return halves if torch.equal(halves.to(scales.dtype), scales) else None
 
 
 def fp8_blocks(weight: Tensor, scales: Tensor) -> StoredTensor | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ramify.errors import WeightsError
-from ramify.models.packed_quants import Groups, dequantized_fp8, fp8_blocks, group_blocks
+from ramify.models.packed_quants import Groups, dequantized_fp8, fp8_blocks, group_blocks, halves_of
 from ramify.models.quantised_headers import QuantisedMatrices
 from ramify.models.stored import StoredTensor
 
@@ -76,11 +76,17 @@ class _GptqReader:
         return _checked_places(group_of, name, groups, size)
 
     def _shares_places(self, stem: str, places: _Places) -> bool:
-        """Whether all matrices that multiply the same input have their columns in the same groups."""
+        """Whether all matrices that multiply the same input have their columns in the same groups, and in blocks."""
         parent, _, own = stem.rpartition(".")
         siblings = next((names for names in JOINED if own in names), ())
-        others = [self._places(f"{parent}.{name}") for name in siblings if name != own]
-        return all(other is not None and torch.equal(other.group_of, places.group_of) for other in others)
+        others = [f"{parent}.{name}" for name in siblings if name != own]
+        return all(self._is_alike(other, places) for other in others)
+
+    def _is_alike(self, stem: str, places: _Places) -> bool:
+        own = self._places(stem)
+        if own is None or not torch.equal(own.group_of, places.group_of):
+            return False
+        return halves_of(self._read(f"{stem}.scales")) is not None
 
 
 def _read_awq(matrices: QuantisedMatrices, stem: str, read: Read) -> StoredTensor:

@@ -103,6 +103,25 @@ def test_matrices_of_one_input_in_different_orders_are_dequantised(
     assert torch.equal(numbers.numbers(), expected)
 
 
+def test_matrices_of_one_input_are_held_alike(make_checkpoint: CheckpointMaker, tmp_path: Path) -> None:
+    """Scales of one that float16 does not have: once the others were held in the order of their groups, and this one
+    was not, which no product can multiply."""
+    scheme = Scheme("gptq", group_size=32, desc_act=True, scale_dtype=torch.bfloat16)
+    folders = write_quantised(make_checkpoint("llama", **SHAPES), tmp_path, scheme)
+    tensors = load_file(folders[0] / "model.safetensors")
+    tensors["model.layers.0.self_attn.k_proj.scales"][0, 0] = 2.0**-30
+    save_file(tensors, folders[0] / "model.safetensors")
+    stored = dict(SafetensorsCheckpoint(folders[0]).stored())
+    packed = {name for name, each in stored.items() if isinstance(each, StoredTensor) and each.is_quantised}
+    assert not any(f"layers.0.self_attn.{name}_proj" in each for name in "qkv" for each in packed)
+    assert {"model.layers.0.self_attn.o_proj.weight", "model.layers.1.self_attn.k_proj.weight"} <= packed
+    told = [
+        _told(LLM(str(folders[0]), device="cpu", max_model_len=128, dequantize=dequantize))
+        for dequantize in (False, True)
+    ]
+    assert [tokens for tokens, _ in told[0]] == [tokens for tokens, _ in told[1]]
+
+
 def test_biases_that_only_gptq_wrote(make_checkpoint: CheckpointMaker, tmp_path: Path) -> None:
     """Zeros for every matrix of a model that has biases for some: such checkpoints were refused for them once."""
     folders = write_quantised(make_checkpoint("qwen2", **SHAPES), tmp_path, SCHEMES["gptq-4-32-sym"])
