@@ -37,8 +37,9 @@ from ramify.device.layers import Batch
 from ramify.device.reads import Reads
 from ramify.device.step import DeviceStep
 from ramify.engine.blocks import BlockManager
-from ramify.engine.core import Device, EngineCore
+from ramify.engine.core import EngineCore
 from ramify.engine.demands import SamplerChoice
+from ramify.engine.device import Device
 from ramify.engine.plan import Plan, StepResult, Ticket, Work
 from ramify.engine.scheduler import Scheduler
 from ramify.gpu.gpu_layers import SHARING

@@ -11,7 +11,7 @@ from functools import partial
 
 from ramify.drive.chained_drafter import ChainedDrafter, DraftingDevice
 from ramify.engine.blocks import BlockManager
-from ramify.engine.core import Device
+from ramify.engine.device import Device
 from ramify.engine.drafting.drafter import Standing
 from ramify.engine.plan import BlockCopy, Chunk, Plan, Work
 from ramify.engine.sequence import Sequence

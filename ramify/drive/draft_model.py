@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ramify.engine.blocks import BlockManager
-from ramify.engine.core import Device
 from ramify.engine.demands import Demands
+from ramify.engine.device import Device
 from ramify.engine.drafting.drafter import Wanted
 from ramify.engine.plan import BlockCopy, Chunk, Draw, Plan, Row, Work
 from ramify.engine.sequence import Sequence, Track

@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from contextlib import suppress
-from typing import Protocol
 
 from ramify.engine.capacity import Capacity
-from ramify.engine.demands import Demands, SamplerChoice
+from ramify.engine.demands import Demands
+from ramify.engine.device import Device
 from ramify.engine.kept import KeptPrefixes
 from ramify.engine.launched import Launched
 from ramify.engine.metrics import EngineMetrics, IterationStats, TrackCounts
 from ramify.engine.open_requests import OpenRequests
-from ramify.engine.plan import Plan, Ticket
 from ramify.engine.planning import make_plan
 from ramify.engine.recorder import Recorder
 from ramify.engine.request import Request
+from ramify.engine.running_ahead import schedule_ahead
 from ramify.engine.schedule import Schedule
 from ramify.engine.scheduler import Scheduler
 from ramify.engine.search.child import Ledger
@@ -37,41 +37,6 @@ CACHE_FULL = "the cache has no room for this request"
 EncodeWords = Callable[[Items[str]], tuple[tuple[int, ...], ...]]
 # A structure, the tokens that may end an output, and what stands before it already.
 BeginMatcher = Callable[[Structure, Items[int], Items[int]], Matcher]
-
-
-class Device(Protocol):
-    """What runs plans, in the order they are launched: the real device step, or a fake one in tests."""
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether a plan may be launched before the result of the one before it is known.
-
-        Tokens that the host does not know yet are PENDING in it; the device has them.
-        """
-        ...
-
-    def looks_back(self, asked: SamplerChoice) -> bool:
-        """Whether it keeps what was drawn for controls that depend on it: where its kernels serve what is asked for."""
-        ...
-
-    @property
-    def chooses(self) -> bool:
-        """Whether it can choose the continuations of beams, where its kernels serve them."""
-        ...
-
-    @property
-    def drew_by_kernels(self) -> bool:
-        """Whether kernels drew all of the last plan, and chose for its selections: who steps together may go on too."""
-        ...
-
-    def launch(self, plan: Plan) -> Ticket: ...
-
-    def begin(self, plan: Plan) -> Callable[[], Ticket]:
-        """As launch, but the draws are left to be made later: before the next plan, by what is returned."""
-        ...
-
-    def reset(self) -> None:
-        """Forgets what earlier plans left, in whatever state a broken launch left it: all that comes is new."""
 
 
 class EngineCore:
@@ -222,24 +187,8 @@ class EngineCore:
         try:
             self.requests.last_step = IterationStats(timestamp=self.clock())
             now, self._under_way = self._under_way or self._launch(self.scheduler.schedule()), None
-            ahead: Schedule | None = None
-            if self.device.runs_ahead and self._may_run_ahead(now.schedule):
-                self._expect(now)
-                if self.scheduler.has_any_to_go_on():
-                    ahead = self.scheduler.schedule(may_preempt=False)
-            now.make_draws()  # whose masks were found meanwhile
-            if ahead is not None and not ahead.is_empty:
-                self._under_way = self._launch(ahead)
-            result = now.result()
-            if self._under_way is not None:
-                self._under_way.tell(now, result)
-            if self.scheduler.speculation is not None:
-                told = (now.schedule, now.plan.draws, now.drawing, result, self.clock())
-                self.scheduler.speculation.note_step(*told)
-            outputs = self._recorder.record(now, result)
-            self._draw_if_nobody_is_left()
-            if now.schedule.is_empty and self.scheduler.waiting and not self.scheduler.running:
-                outputs.append(self._give_up(self.scheduler.waiting[0].sequences[0]))
+            self._launch_ahead_of(now)
+            outputs = self._record(now)
             in_use = sum(manager.num_in_use for manager in self.scheduler.managers)
             self.metrics = self.metrics.after(self.last_step, in_use)
         except BaseException:
@@ -248,17 +197,6 @@ class EngineCore:
             raise
         self._is_torn = False
         return outputs
-
-    def _draw_if_nobody_is_left(self) -> None:
-        """Nobody knows when the next step is."""
-        if self._under_way is not None and not self.requests.groups:
-            self._under_way.make_draws()
-
-    def _may_run_ahead(self, schedule: Schedule) -> bool:
-        """Whether the step after this one can be decided now. What is guessed follows from what is known."""
-        if schedule.is_empty or schedule.is_short or schedule.num_drafted:
-            return False
-        return self.scheduler.speculation is None or self.scheduler.speculation.rests()
 
     def _launch(self, schedule: Schedule) -> Launched:
         planned = make_plan(schedule, self.requests.groups, self.last_step, device_chooses=self.device.chooses)
@@ -271,33 +209,31 @@ class EngineCore:
             self.scheduler.speculation.note_launched(schedule, launched.plan.draws, launched.drawing)
         return launched
 
-    def _expect(self, launched: Launched) -> None:
-        """Before the result is known: one more token for those that just go on, a pause for those that may change."""
-        are_left = self.device.drew_by_kernels
-        chosen = {each.number for each in launched.plan.selections} if are_left else set()
-        self.scheduler.stop_those_at_their_end()
-        drawn = zip(launched.plan.draws, launched.drawing, strict=True)
-        for number, (draw, sequence) in enumerate(drawn, start=launched.num_going_on):
-            if sequence.is_finished():
-                continue
-            demands = draw.demands
-            if demands.steps_together:
-                is_set = are_left and demands.is_set_by_kernels and draw.position > 0
-                is_search = demands.number in chosen and self.scheduler.is_whole(sequence)
-                if (is_set or is_search) and draw.position + 1 < demands.longest_output:
-                    self.scheduler.go_on_together(sequence)
-                else:
-                    sequence.is_blocked = True
-                continue
-            forks = not draw.position and demands.num_first_draws > 1
-            may_run_ahead = demands.may_run_ahead
-            if not may_run_ahead and demands.may_run_ahead_by_kernels:
-                may_run_ahead = self.device.looks_back(demands.choice)
-            if may_run_ahead and not forks and draw.position + 1 < demands.longest_output:
-                child = self.requests.groups[sequence.request_id].children[sequence.child]
-                self.scheduler.go_on_unseen(sequence, child, demands, number, is_quiet=demands.is_quiet)
-            else:
-                sequence.is_blocked = True
+    def _launch_ahead_of(self, now: Launched) -> None:
+        """Launches the step after this one, if it can be decided before this one is known."""
+        ahead = schedule_ahead(now, self.scheduler, self.device, self.requests.groups)
+        now.make_draws()  # whose masks were found meanwhile
+        if ahead is not None and not ahead.is_empty:
+            self._under_way = self._launch(ahead)
+
+    def _record(self, now: Launched) -> list[RequestOutput]:
+        """Waits for a step, and tells what it gave to all who need to know: the step under way, drafters, requests."""
+        result = now.result()
+        if self._under_way is not None:
+            self._under_way.tell(now, result)
+        if self.scheduler.speculation is not None:
+            told = (now.schedule, now.plan.draws, now.drawing, result, self.clock())
+            self.scheduler.speculation.note_step(*told)
+        outputs = self._recorder.record(now, result)
+        self._draw_if_nobody_is_left()
+        if now.schedule.is_empty and self.scheduler.waiting and not self.scheduler.running:
+            outputs.append(self._give_up(self.scheduler.waiting[0].sequences[0]))
+        return outputs
+
+    def _draw_if_nobody_is_left(self) -> None:
+        """Nobody knows when the next step is."""
+        if self._under_way is not None and not self.requests.groups:
+            self._under_way.make_draws()
 
     def _give_up(self, sequence: Sequence) -> RequestOutput:
         """Ends a request that waits for blocks which nobody will free: nothing runs, and what is kept stays."""

@@ -7,8 +7,9 @@ renormalised on it before α is found. A row whose α is exactly 0 or 1 takes th
 under a seed it draws what that model alone would draw. Rows at temperature 0 are mixed at temperature 1; their caller
 takes the likeliest token.
 
-The whole batch goes at once on a GPU, with no look at the numbers: it can stand in a CUDA graph. On a CPU a few rows go
-at a time, so that they stay in its cache.
+This is the truth; kernels of our own do the same on a CPU (cpu/mixer.py) and on a GPU (gpu/mixer.py). Here the whole
+batch goes at once on a GPU, with no look at the numbers: it can stand in a CUDA graph. On a CPU a few rows go at a
+time, so that they stay in its cache.
 """
 
 from __future__ import annotations
