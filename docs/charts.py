@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,13 +24,21 @@ COLOURS = {
     "Ramify": "#2f7d5b",
     "vLLM": "#d9642c",
     "transformers": "#8a8f98",
-    "llama.cpp (4 bits)": "#b8894d",
+    "Ramify, int8": "#74b395",
+    "llama.cpp": "#b8894d",
     "float32 weights": "#8a8f98",
     "both models": "#2f7d5b",
     "teacher alone": "#5b7fb8",
     "student alone": "#9bb2d6",
 }
 OTHER_COLOURS = ("#2f7d5b", "#5b7fb8", "#d9642c", "#b8894d", "#8a8f98", "#9bb2d6")
+
+CPU_WORKLOADS = {
+    "one": "one sequence: 64 tokens in, 128 out",
+    "fan8@64": "8 samples of one prompt of 64 tokens",
+    "fan64@1k": "64 samples of one prompt of 1,024 tokens",
+    "mixed32": "32 prompts of 64 to 512 tokens",
+}
 
 WIDTH, LEFT, RIGHT = 760, 232, 128
 BAR, GAP, MARGIN = 16, 3, 14
@@ -64,7 +72,8 @@ def read(name: str) -> list[Row]:
 
 
 def charts(cpu: Sequence[Row], h200: Sequence[Row]) -> list[Chart]:
-    return [_engines(cpu), _beams(cpu), _pair_on_cpu(cpu), _bits(cpu), _start(cpu), _gpu(h200), _pair_on_gpu(h200)]
+    on_cpu = [_engines(cpu), _beside_llama(cpu), _beams(cpu), _pair_on_cpu(cpu), _bits(cpu), _start(cpu)]
+    return [*on_cpu, _gpu(h200), _pair_on_gpu(h200)]
 
 
 def _newest_run(rows: Sequence[Row], wanted: set[tuple[str, str]]) -> list[Row]:
@@ -83,20 +92,24 @@ def _newest(rows: Sequence[Row], workload: str, key: str) -> Row:
 
 
 def _engines(cpu: Sequence[Row]) -> Chart:
-    about = {
-        "one": "one sequence: 64 tokens in, 128 out",
-        "fan8@64": "8 samples of one prompt of 64 tokens",
-        "fan64@1k": "64 samples of one prompt of 1,024 tokens",
-        "mixed32": "32 prompts of 64 to 512 tokens",
-    }
-    names = {"ramify": "Ramify", "vllm": "vLLM", "transformers": "transformers", "llama.cpp": "llama.cpp (4 bits)"}
     run = _newest_run(cpu, {("ramify", "one"), ("vllm", "one"), ("transformers", "one")})
+    groups = _by_engine(run, {"ramify": "Ramify", "vllm": "vLLM", "transformers": "transformers"})
+    return Chart("cpu_engines", "Two cores of a CPU, 135M parameters in float32", groups, _source(run[0]))
+
+
+def _beside_llama(cpu: Sequence[Row]) -> Chart:
+    run = _newest_run(cpu, {("ramify", "fan64@1k"), ("llama.cpp", "fan64@1k")})
+    groups = _by_engine(run, {"ramify": "Ramify", "ramify int8": "Ramify, int8", "llama.cpp": "llama.cpp"})
+    return Chart("cpu_llama", "The same two cores and model, in a GGUF file of 4 bits (Q4_1)", groups, _source(run[0]))
+
+
+def _by_engine(run: Sequence[Row], names: Mapping[str, str]) -> tuple[Group, ...]:
     groups = []
-    for workload, told in about.items():
+    for workload, about in CPU_WORKLOADS.items():
         measured = {row["engine"]: row["tok_s"] for row in run if row["workload"] == workload}
         bars = [Bar(names[each], measured[each], f"{measured[each]:,.0f} tok/s") for each in names if each in measured]
-        groups.append(Group(workload, told, tuple(bars)))
-    return Chart("cpu_engines", "Two cores of a CPU, 135M parameters in float32", tuple(groups), _source(run[0]))
+        groups.append(Group(workload, about, tuple(bars)))
+    return tuple(groups)
 
 
 def _beams(cpu: Sequence[Row]) -> Chart:
