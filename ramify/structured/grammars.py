@@ -40,6 +40,7 @@ class _Grammar:
     roots: Roots
     limits: StringLimits | None = None
     key: int | None = None  # by which workers know it
+    known_by: MaskWorkers | None = None  # these workers
     lock: threading.Lock = field(default_factory=threading.Lock)
     strings_roots: Roots | None = None  # over the second vocabulary, of `PlainTokens`
     strings: Callable[[], LimitedStrings] | None = None
@@ -81,10 +82,12 @@ class Grammars:
         workers = None if before else self._running_workers()
         if workers is not None:
             with grammar.lock:
-                if grammar.key is None:
+                if grammar.key is None or grammar.known_by is not workers:
                     grammar.key = workers.know(lark_of(structure), grammar.limits)
+                    grammar.known_by = workers
+                key = grammar.key
             if not workers.is_lost:
-                return workers.begin(grammar.key, its_ends)
+                return workers.begin(key, its_ends)
         beginning = Beginning(grammar.roots.deal, num_tokens, its_ends, self._threads, before, grammar.strings)
         matcher = LocalMatcher(beginning)
         if matcher.state.is_error():
@@ -100,6 +103,9 @@ class Grammars:
         if not self._num_workers:
             return None
         with self._lock:
+            if self._workers is not None and self._workers.is_torn:
+                self._workers.close()
+                self._workers = None
             if self._workers is None:
                 from ramify.structured.mask_workers import MaskWorkers
 
@@ -147,8 +153,8 @@ class Grammars:
             self._built[structure] = built
             while len(self._built) > MOST_KEPT:
                 _, oldest = self._built.popitem(last=False)
-                if oldest.key is not None and self._workers is not None:
-                    self._workers.forget(oldest.key)
+                if oldest.key is not None and oldest.known_by is not None:
+                    oldest.known_by.forget(oldest.key)
         return built
 
     def _tried(self, structure: Structure) -> str:

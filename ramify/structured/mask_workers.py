@@ -7,6 +7,9 @@ are.
     host       a frame to each worker: of every output its number, its last token, its row
     workers    take the tokens, and write the masks into the rows
     host       reads a frame of each: what is wrong, if anything is
+
+An answer says no more than that the masks are there. If a call is broken off while some are on their way (Ctrl-C), they
+would answer what is asked next, before its masks are there: these workers are then asked nothing more.
 """
 
 from __future__ import annotations
@@ -58,20 +61,29 @@ class MaskWorkers:
         self._last_area = 0
         self._early: _Early | None = None  # what is being found, and nobody has asked for yet
         self._lock = threading.Lock()
-        self.is_lost = False
+        self.is_lost = self._is_torn = False
         self._wait(1)
 
     def close(self) -> None:
         for worker in self._workers:
             worker.close()
 
+    @property
+    def is_torn(self) -> bool:
+        """Whether something that they were asked was broken off: others must take their place."""
+        return self._is_torn or any(worker.is_torn for worker in self._workers)
+
     def know(self, lark: str, limits: StringLimits | None) -> int:
         """A grammar, which is known to be sound: its key, once all have built it."""
         with self._lock:
             self._num_known += 1
             key = self._num_known
-            for worker in self._workers:
-                worker.request("know", key, lark, None if limits is None else limits.spelled(), at_once=True)
+            try:
+                for worker in self._workers:
+                    worker.request("know", key, lark, None if limits is None else limits.spelled(), at_once=True)
+            except BaseException:  # who was not told would never be so far as the others
+                self._is_torn = True
+                raise
         self._wait(1 + key)
         return key
 
@@ -102,25 +114,46 @@ class MaskWorkers:
 
     def ask_early(self, matchers: Sequence[RemoteMatcher]) -> None:
         """The next step will ask about these first, in this order."""
-        self._finish_early()
-        rows, area = list(range(len(matchers))), 1 - self._last_area
-        if any(matcher.is_over for matcher in matchers):
-            rows = [row for row in rows if not matchers[row].is_over]
-            matchers = [matchers[row] for row in rows]
-        self._early = _Early(matchers, rows, area, self._send(matchers, rows, area))
+        if self.is_torn:
+            return
+        try:
+            self._finish_early()
+            rows, area = list(range(len(matchers))), 1 - self._last_area
+            if any(matcher.is_over for matcher in matchers):
+                rows = [row for row in rows if not matchers[row].is_over]
+                matchers = [matchers[row] for row in rows]
+            self._early = _Early(matchers, rows, area, self._send(matchers, rows, area))
+        except BaseException:
+            self._is_torn = True
+            raise
 
     def find(self, matchers: Sequence[RemoteMatcher], rows: Sequence[int], area: int) -> dict[int, str]:
         """Into these rows of the area. Returns what is wrong with which."""
-        self._last_area = area if area < STEPS else self._last_area
-        early, faults = self._early, self._finish_early()
-        count = 0 if early is None else len(early.rows)
-        if early is not None and (early.area, early.matchers, early.rows) != (area, matchers[:count], rows[:count]):
-            count, faults = 0, {}  # something else came between
-        return faults | self._collect(self._send(matchers[count:], rows[count:], area), area)
+        if self.is_torn:
+            self.areas[area, list(rows)] = 0
+            return dict.fromkeys(rows, LOST)
+        try:
+            self._last_area = area if area < STEPS else self._last_area
+            early, faults = self._early, self._finish_early()
+            count = 0 if early is None else len(early.rows)
+            if early is not None and (early.area, early.matchers, early.rows) != (area, matchers[:count], rows[:count]):
+                count, faults = 0, {}  # something else came between
+            return faults | self._collect(self._send(matchers[count:], rows[count:], area), area)
+        except BaseException:
+            self._is_torn = True
+            raise
 
-    def settle(self) -> None:
-        """Nothing that was asked is left to be answered."""
-        self._finish_early()
+    def presume(self, matcher: RemoteMatcher, token_ids: Sequence[int]) -> bytes | None:
+        """What its worker says of these tokens; None if there is nobody to say it."""
+        if self.is_torn:
+            return None
+        try:
+            self._finish_early()
+            matcher.tell()
+            return matcher.worker.ask("presume", matcher.number, list(token_ids))
+        except BaseException:
+            self._is_torn = True
+            raise
 
     def _finish_early(self) -> dict[int, str]:
         early, self._early = self._early, None
@@ -175,6 +208,7 @@ class _Worker:
             env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         )
         self._lock = threading.Lock()
+        self.is_torn = False
         self.freed: list[int] = []  # outputs that nobody follows any more
         weakref.finalize(self, _end, self._process)
         self.send(first)
@@ -196,10 +230,14 @@ class _Worker:
             self.request("free", freed)
         stream = self._process.stdin
         assert stream is not None
-        with self._lock, suppress(BrokenPipeError, ValueError):  # it has ended, which reading will tell
-            stream.write(LENGTH.pack(len(frame)) + frame)
-            if at_once:
-                stream.flush()
+        try:
+            with self._lock, suppress(BrokenPipeError, ValueError):  # it has ended, which reading will tell
+                stream.write(LENGTH.pack(len(frame)) + frame)
+                if at_once:
+                    stream.flush()
+        except BaseException:  # it may have got a part of the frame
+            self.is_torn = True
+            raise
 
     def answer(self) -> bytes | None:
         """None if it has ended."""
@@ -238,9 +276,7 @@ class RemoteMatcher(Matcher):
     def presume(self, token_ids: Sequence[int]) -> Mask | None:
         if self.is_over:
             return self.ends.mask
-        self.workers.settle()
-        self.tell()
-        said = self.worker.ask("presume", self.number, list(token_ids))
+        said = self.workers.presume(self, token_ids)
         if said is None or said[:1] == FAULT:
             raise GrammarFaultError(LOST if said is None else said[1:].decode())
         return None if said == NO_WAY else np.frombuffer(said[1:], np.uint32)

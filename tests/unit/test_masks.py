@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import random
-from collections.abc import Iterator
+import select
+import signal
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
 from typing import Any
@@ -20,7 +22,16 @@ from tokenizers import AddedToken, decoders, models
 from ramify.structured.grammars import Grammars
 from ramify.structured.mask_threads import Mask, MaskThreads
 from ramify.structured.mask_workers import RemoteMatcher, workers_of
-from ramify.structured.matcher import Asked, LocalMatcher, Matcher, num_words, write_masks
+from ramify.structured.matcher import (
+    Area,
+    Asked,
+    GrammarFaultError,
+    LocalMatcher,
+    Matcher,
+    ask_early,
+    num_words,
+    write_masks,
+)
 from ramify.structured.plain_tokens import LONGEST, NEUTRAL
 from ramify.structured.roots import OUTPUTS_EACH, Roots
 from ramify.structured.string_limits import MOST_NAMED, StringLimits, limits_of
@@ -276,6 +287,79 @@ def test_a_process_that_ends_ends_its_outputs_and_no_others() -> None:
     assert allowed(masks[1]) != []
     assert isinstance(own.begin(structure, [end()]), LocalMatcher), "from then on without them"
     lost.workers.close()
+
+
+def next_step(matchers: Sequence[Matcher], area: Area) -> Mask:
+    """What may follow these, by workers who write it into this area."""
+    area.masks[:] = 0
+    assert write_masks([Asked(matcher, ()) for matcher in matchers], area.masks, area) == {}
+    return area.masks.copy()
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_what_a_broken_off_step_was_answered_answers_no_later_one(
+    monkeypatch: pytest.MonkeyPatch, is_early: bool
+) -> None:
+    """Ctrl-C between the question and the answer: the answer comes all the same, and says that masks are there. The
+    next step must not take it for its own, whose masks are not."""
+    own = Grammars(codec(), MaskThreads(1))
+    own.use_workers(2)
+    structure = Structure("json", '{"type": "integer"}')
+    matchers = [own.begin(structure, [end()]) for _ in range(4)]
+    workers = workers_of([Asked(matchers[0], ())])
+    assert workers is not None
+    area = workers.area(0, 4)
+    assert area is not None
+    truth = next_step(matchers, area)
+    assert truth.any(1).all()
+    if is_early:
+        assert ask_early(matchers)
+
+    def interrupted(worker: Any) -> bytes:
+        select.select([worker._process.stdout], [], [], 10)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(workers._workers[0]), "answer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next_step(matchers, area)
+    for worker in workers._workers:
+        worker._process.send_signal(signal.SIGSTOP)  # it finds no more masks
+    later = [own.begin(structure, [end()]) for _ in range(4)]
+    others = workers_of([Asked(later[0], ())])
+    assert others is not None, "processes find masks as before"
+    its_area = others.area(1, 4)
+    assert its_area is not None
+    assert np.array_equal(next_step(later, its_area), truth)
+    with pytest.raises(GrammarFaultError, match="has ended"):
+        matchers[0].presume([5])
+    assert set(write_masks([Asked(matcher, ()) for matcher in matchers], area.masks, area)) == {0, 1, 2, 3}
+    others.close()
+
+
+def test_a_grammar_of_which_not_all_processes_have_heard_is_waited_for_by_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = Grammars(codec(), MaskThreads(1))
+    own.use_workers(2)
+    structures = [Structure("json", json.dumps({"type": "integer", "minimum": least})) for least in (0, 10)]
+    first = own.begin(structures[0], [end()])
+    assert isinstance(first, RemoteMatcher)
+    own.check(structures[1])
+    request = type(first.worker).request
+
+    def interrupted(worker: Any, name: str, *arguments: Any, at_once: bool = False) -> None:
+        if name == "know" and worker is not first.worker:
+            raise KeyboardInterrupt
+        request(worker, name, *arguments, at_once=at_once)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(first.worker), "request", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            own.begin(structures[1], [end()])
+    matcher = own.begin(structures[1], [end()])
+    assert isinstance(matcher, RemoteMatcher)
+    matcher.workers.close()
 
 
 def test_where_no_process_can_be_started_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
