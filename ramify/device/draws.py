@@ -128,6 +128,8 @@ class Draws:
         self.steady = None
         self._going_on = None
         self.guesses = _NO_ROWS
+        if self._kernels is not None:
+            self._kernels.reset()
 
     def capture(self, count: int) -> None:
         """Draws of every kind for so many rows, from what the last step, a captured one, left; nobody reads them."""

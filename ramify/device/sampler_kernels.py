@@ -33,6 +33,9 @@ class SamplerKernels(Protocol):
     def parents(self) -> Tensor:
         """(max_rows,) of the beams that were chosen last, row by row: the rows of their lane that they go on from."""
 
+    def reset(self) -> None:
+        """Nobody of earlier draws goes on, in whatever state one that was broken off left what is kept of them."""
+
     def serves(self, asked: SamplerChoice) -> bool:
         """Whether it can draw what a request asks for."""
 

@@ -25,7 +25,12 @@ class Charges:
         # Of each track (slots, width): tokens, and what they lose; 0 behind the last.
         self._tokens = [torch.zeros(num_slots, width, dtype=torch.int32, device=device) for _ in range(num_tracks)]
         self._losses = [torch.zeros(num_slots, width, device=device) for _ in range(num_tracks)]
+        self._num_slots = num_slots
         self._written: set[int] = set()  # slots that hold some
+
+    def reset(self) -> None:
+        """Nobody knows which slots hold some: any may."""
+        self._written = set(range(self._num_slots))
 
     def write(self, draws: Sequence[Draw], slots: Int64s) -> None:
         """What each of these draws is charged."""

@@ -31,9 +31,15 @@ class ControlSlots:
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self.tables = ControlTables.empty(num_slots, vocab_size, device)
         self._vocab_size = vocab_size
-        self._free = list(range(num_slots))[::-1]
+        self._num_slots = num_slots
+        self.reset()
+
+    def reset(self) -> None:
+        """Nobody has a slot."""
+        self._free = list(range(self._num_slots))[::-1]
         self._slot_of: dict[tuple[int, int], int] = {}  # by request and child, the longest held first
-        self._next_positions = np.full(num_slots, UNKNOWN, np.int64)  # what each slot has counted reaches up to here
+        # What each slot has counted reaches up to here.
+        self._next_positions = np.full(self._num_slots, UNKNOWN, np.int64)
 
     def settle(self, draws: Sequence[Draw]) -> Int64s:
         """The slot of each of these draws, ready for it; at most as many draws as there are slots."""

@@ -120,6 +120,10 @@ class KernelSampler:
 
     # -- on the host -----------------------------------------------------------------------------------------
 
+    def reset(self) -> None:
+        self._slots.reset()
+        self._charges.reset()
+
     def serves(self, asked: SamplerChoice) -> bool:
         if self._logprobs_mode == "both" and asked.reports:
             return False
