@@ -1,7 +1,7 @@
 """ChainedModel: a model of its own drafts on the device, in blocks of its own.
 
 It computes each prompt once more, and what was drawn while nobody asked for drafts. Afterwards it has computed all that
-it drafted: of these, what was drawn stays.
+it drafted: of these, what was drawn stays. What was not is computed again with the tokens that were drawn instead.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ChainedModel(ChainedDrafter):
         super().__init__(device, manager, cost=cost, role=role, max_model_len=max_model_len, num_known=num_known)
         self._step = step
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._num_computed: dict[str, int] = {}  # positions, by sequence; the last of them may be of drafts
+        self._num_computed: dict[str, int] = {}  # positions of tokens that were drawn, by sequence
 
     def _catch_up(self, standings: Items[Standing]) -> None:
         """As far as a step takes it; who has more to catch up with is drafted for later."""
@@ -77,7 +77,15 @@ class ChainedModel(ChainedDrafter):
         return self._num_computed[each.sequence.seq_id] >= start
 
     def _note(self, each: Standing, end: int) -> None:
-        self._num_computed[each.sequence.seq_id] = end
+        """Of what comes behind its last token nobody knows yet whether it will be drawn."""
+        self._num_computed[each.sequence.seq_id] = min(end, self._start(each) + 1)
+
+    def confirm(self, standings: Items[Standing]) -> None:
+        """Drafts of theirs were checked: of all before their last token it has computed the tokens that were drawn."""
+        super().confirm(standings)
+        for each in standings:
+            if each.sequence.seq_id in self._num_computed:
+                self._num_computed[each.sequence.seq_id] = self._start(each)
 
     # -- sequences come and go -------------------------------------------------------------------------------
 
