@@ -49,7 +49,14 @@ class Child:
     stop_reason: StopReason = None
     sent_characters: int = 0
     sent_tokens: int = 0
+    is_end_sent: bool = False
     behind: list[int] | None = None  # the tokens that an earlier try had shown, until they are there again
+
+    @property
+    def has_news(self) -> bool:
+        """Whether anything came since its last delta."""
+        has_ended = self.finish_reason is not None and not self.is_end_sent
+        return has_ended or self.sent_tokens < len(self.token_ids)
 
     def repeats(self) -> bool:
         """Whether the last token, which was drawn again, is the one that was shown."""
@@ -69,6 +76,7 @@ class Child:
         if delta:
             shown, self.sent_characters = self.sent_characters, len(text)
             given, self.sent_tokens = self.sent_tokens, len(token_ids)
+            self.is_end_sent = self.finish_reason is not None
             text, token_ids, reports, mixtures = text[shown:], token_ids[given:], reports[given:], mixtures[given:]
         rows = None if params.logprobs is None else LogprobRows(token_ids, reports, decode)
         return CompletionOutput(
@@ -167,6 +175,8 @@ class Assembly:
             return None
         if len(children) > 1:  # the first draw makes all of them, not always in their order
             children = {number: children[number] for number in sorted(children)}
+        if self._is_delta and not self._finished:
+            children = {number: child for number, child in children.items() if child.has_news}
         if self._is_ranked_here:
             samples, _ = self._ranked([self._completion(child) for child in children.values()])
         else:

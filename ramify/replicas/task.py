@@ -48,12 +48,17 @@ class Part:
         """One more output of it."""
         self.output = output
         num_tokens = sum(len(sample.token_ids) for sample in output.outputs)
-        is_delta = self.request.sampling_params.output_kind is OutputKind.DELTA
-        self.num_tokens = num_tokens + (self.num_tokens if is_delta else 0)
+        self.num_tokens = num_tokens + (self.num_tokens if self._is_delta else 0)
+
+    @property
+    def _is_delta(self) -> bool:
+        return self.request.sampling_params.output_kind is OutputKind.DELTA
 
     @property
     def num_drawn(self) -> int:
-        """Tokens, those of children that are not shown estimated by the others'."""
+        """Tokens, those of children that are not shown estimated by the others'. Deltas show all, in time."""
+        if self._is_delta:
+            return self.num_tokens
         shown = len(self.output.outputs) if self.output is not None else 0
         return self.num_tokens * self.count // shown if shown else 0
 

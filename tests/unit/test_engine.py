@@ -648,3 +648,27 @@ def test_nan_in_a_prompt_that_is_scored_ends_that_request_alone(max_tokens: int)
     assert outputs["good"].error is None
     assert len(outputs["good"].prompt_logprobs or ()) == 7
     assert engine.stats()["blocks_in_use"] == 0
+
+
+def test_a_delta_holds_the_samples_that_have_something_new() -> None:
+    """Of thousands that ran in waves each was told in every output, also those that waited or had ended."""
+    options: dict[str, Any] = {"n": 8, "max_tokens": 5, "seed": 1}
+    whole = run_all(asked_of(fake_engine(max_num_seqs=2), **options))["r"]
+    engine = asked_of(fake_engine(max_num_seqs=2), **options, output_kind="delta")
+    told: list[RequestOutput] = []
+    while engine.has_unfinished():
+        told += engine.step()
+    assert [sample.index for sample in told[-1].outputs] == list(range(8)), "the last one holds all"
+    assert all(sample.token_ids for output in told[:-1] for sample in output.outputs)
+    assert max(len(output.outputs) for output in told[1:-1]) <= 2
+    pieces = [sample for output in told for sample in output.outputs]
+    assert tokens_of(whole) == [
+        sum((piece.token_ids for piece in pieces if piece.index == index), ()) for index in range(8)
+    ]
+    ends = {piece.index: piece.finish_reason for piece in pieces if piece.finish_reason is not None}
+    assert [ends[sample.index] for sample in whole.outputs] == [sample.finish_reason for sample in whole.outputs]
+
+
+def asked_of(engine: EngineCore, **options: Any) -> EngineCore:
+    engine.add_request(Request("r", None, [1, 2, 3], SamplingParams(**options)))
+    return engine

@@ -43,12 +43,19 @@ class Child:
     ended_by_token: bool = False  # the last token is the end itself, and no content
     sent_characters: int = 0
     sent_tokens: int = 0
+    is_end_sent: bool = False
     ledger: Ledger | None = None  # where somebody wants to hear of its tokens
 
     @property
     def is_empty(self) -> bool:
         """No token before the one that ended it."""
         return len(self.sequence.output_token_ids) == self.ended_by_token
+
+    @property
+    def has_news(self) -> bool:
+        """Whether anything came since its last delta."""
+        has_ended = self.finish_reason is not None and not self.is_end_sent
+        return has_ended or self.sent_tokens < len(self.sequence.output_token_ids)
 
     def fork(self, sequence: Sequence) -> Child:
         text = self.text
@@ -119,6 +126,7 @@ class Child:
         if delta:
             shown, self.sent_characters = self.sent_characters, len(text)
             given, self.sent_tokens = self.sent_tokens, len(token_ids)
+            self.is_end_sent = self.finish_reason is not None
             text, token_ids, reports, mixtures = text[shown:], token_ids[given:], reports[given:], mixtures[given:]
         rows = None if params.logprobs is None else LogprobRows(token_ids, reports, decode)
         return CompletionOutput(

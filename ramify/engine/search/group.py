@@ -267,6 +267,8 @@ class Group:
         if self.demands.strategy is SamplingStrategy.BEST_OF_N:
             return self._best_of()
         in_order = [self.children[number] for number in sorted(self.children)]
+        if delta and not self.finished:  # of thousands that run in waves, most wait or have ended
+            in_order = [child for child in in_order if child.has_news]
         return [self._completion(child, delta=delta) for child in in_order], None
 
     def _best_of(self) -> tuple[list[CompletionOutput], list[Standing] | None]:
