@@ -3,7 +3,7 @@
 import os
 import sys
 
-from ramify.cli.interruptions import INTERRUPTED, end_at_once_while_importing
+from ramify.cli.interruptions import INTERRUPTED, end_at_once_while_importing, end_well_by_sigterm
 
 
 def main() -> None:
@@ -11,6 +11,8 @@ def main() -> None:
     # Read when torch is imported: threads that wait for its next operator sleep, and leave the cores to others.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     end_at_once_while_importing()
+    if sys.argv[1:2] == ["serve"]:
+        end_well_by_sigterm()
     try:
         from ramify.cli.commands import main as run
 

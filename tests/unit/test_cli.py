@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -342,6 +343,16 @@ def test_ctrl_c_ends_a_command_though_a_package_that_is_imported_swallows_except
         [sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(("command", "status"), [("serve", 0), ("generate", -signal.SIGTERM)])
+def test_a_server_that_has_not_begun_ends_well_by_sigterm(command: str, status: int) -> None:
+    """Its first seconds are imports. As the first process of a container it did not hear the signal at all then."""
+    finder = "class Finder:\n def find_spec(name, *_):\n  if name == 'typer': signal.raise_signal(signal.SIGTERM)\n"
+    code = f"import signal, sys\n{finder}sys.meta_path.insert(0, Finder)\nfrom ramify.cli import main\nmain()"
+    run = [sys.executable, "-c", code, command]
+    done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
 
 
 def test_ctrl_c_elsewhere_stays_an_exception_and_a_job_that_ignores_it_goes_on() -> None:
