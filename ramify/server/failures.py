@@ -20,6 +20,7 @@ from ramify.validation import shown
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 _LONGEST_MESSAGE = 2_000
+_OFTEN_MEANT = ("/v1/chat/completions", "/v1/completions", "/v1/models")
 INTERNAL_ERROR = "internal_error"
 _FIRST_WORD = re.compile(r"[a-z_]+")
 _OTHER_FIELDS = {"prompt", "messages", "stream", "stream_options", "response_format", "top_logprobs"}
@@ -74,12 +75,6 @@ def failure_of(error: BaseException) -> Failure:
     match error:
         case Failure():
             return error
-        case HTTPException(status_code=404):
-            return Failure(404, "there is no such route", code="unknown_url")
-        case HTTPException(status_code=405):
-            return Failure(
-                405, "this route does not take that method", code="method_not_allowed", headers=error.headers
-            )
         case HTTPException():
             return Failure(error.status_code, error.detail, headers=error.headers)
         case RequestValidationError():
@@ -139,8 +134,28 @@ def _writable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def _no_route(request: Request, error: HTTPException) -> Failure:
+    """What the router itself refuses, with the route that was probably meant."""
+    path, method = request.scope["path"], request.method
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        message = f"{path:.200} does not take {method:.20}, but {allowed}"
+        return Failure(405, message, code="method_not_allowed", headers=error.headers)
+    meant = next((served for served in _OFTEN_MEANT if _is_meant(served, path)), None)
+    hint = "/docs lists the routes, and OpenAI's begin with /v1" if meant is None else f"{meant} is one"
+    return Failure(404, f"there is no route {path:.200}: {hint}", code="unknown_url")
+
+
+def _is_meant(served: str, path: str) -> bool:
+    """Clients are given an address without /v1, or put it before one that has it."""
+    return path.endswith(served) or served == f"/v1{path}"
+
+
 async def _answer(request: Request, error: Exception) -> JSONResponse:
-    failure = failure_of(error)
+    if isinstance(error, HTTPException) and not isinstance(error, Failure) and error.status_code in (404, 405):
+        failure = _no_route(request, error)
+    else:
+        failure = failure_of(error)
     record_of(request.scope).error = failure.code
     return failure.response()
 

@@ -17,6 +17,7 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 _INDEX = "index.html"
+_METHODS = ["GET", "HEAD"]
 
 
 class Playground:
@@ -35,11 +36,11 @@ class Playground:
     def routes(self) -> APIRouter:
         router = APIRouter(include_in_schema=False)
 
-        @router.get("/")
+        @router.api_route("/", methods=_METHODS)
         async def page() -> Response:
             return self._file(_INDEX)
 
-        @router.get("/playground/{name}")
+        @router.api_route("/playground/{name}", methods=_METHODS)
         async def part(name: str) -> Response:
             if name == _INDEX or name not in self._files:
                 raise Failure(404, "there is no such file", code="unknown_url")

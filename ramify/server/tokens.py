@@ -28,8 +28,11 @@ def model_routes(service: Service) -> APIRouter:
         service.model(None)
         return {"object": "list", "data": [_card(model) for model in service.models.values()]}
 
-    # What follows takes any path; a slash at the end names no model.
-    router.add_api_route("/v1/models/", list_models, response_model_exclude_unset=True, include_in_schema=False)
+    # What follows takes any path; a slash at the end names no model. Some ask only whether there is an answer.
+    for path, methods in (("/v1/models", ["HEAD"]), ("/v1/models/", ["GET", "HEAD"])):
+        router.add_api_route(
+            path, list_models, methods=methods, response_model_exclude_unset=True, include_in_schema=False
+        )
 
     @router.get(
         "/v1/models/{name:path}",
