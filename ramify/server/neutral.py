@@ -30,6 +30,7 @@ _VLLM = {
     "priority": Neutral((0,), "Requests are served as they come."),
     "truncate_prompt_tokens": Neutral((), "Prompts are never cut."),
     "spaces_between_special_tokens": Neutral((True,), "Text is decoded as the tokenizer says."),
+    "request_id": Neutral((), "Names of requests are the server's own."),
     "return_tokens_as_token_ids": Neutral((False,), "`return_token_ids` adds the ids."),
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), _STRUCTURED),
     **dict.fromkeys(("guided_decoding_backend", "guided_whitespace_pattern"), _STRUCTURED),
@@ -57,6 +58,8 @@ CHATS = {
     "add_special_tokens": Neutral((False,), "The chat template writes them."),
     "documents": Neutral(([],), "Nothing is looked up."),
     "mm_processor_kwargs": Neutral(({},), "Models take text."),
+    "media_io_kwargs": Neutral(({},), "Models take text."),
+    "thinking_token_budget": Neutral((), "Answers are text as the model writes it."),
     "include_reasoning": Neutral((True,), "Answers are text as the model writes it."),
     **_VLLM,
 }
