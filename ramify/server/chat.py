@@ -63,19 +63,23 @@ def chat_routes(service: Service) -> APIRouter:
             "opening": "" if calling is None else calling.opening,
         }
 
-        def make() -> EngineRequest:
+        def request() -> EngineRequest:
             if body.theta_messages is None:
                 return model.intake.chat_request(body.messages, params, name, **options)
             intake = model.pair_intake("theta_messages")
             return intake.chat_request(body.messages, params, name, theta_messages=body.theta_messages, **options)
 
-        made = partial(in_words_of_response_format, make) if body.is_formatted else make
+        made = partial(in_words_of_response_format, request) if body.is_formatted else request
         made = partial(_in_words_of_chats, made)
-        request = await beside_the_loop(made if calling is None else partial(calling.in_words_of_tools, made))
-        if calling is not None:
-            _check_readable(calling)
+
+        async def make() -> list[EngineRequest]:
+            requests = [await beside_the_loop(made if calling is None else partial(calling.in_words_of_tools, made))]
+            if calling is not None:
+                _check_readable(calling)
+            return requests
+
         shape = ChatShape(name, model, body, params, calling)
-        return await answer(service, model, [request], shape, body=body, http=http)
+        return await answer(service, model, 1, make, shape, body=body, http=http)
 
     return router
 

@@ -39,7 +39,7 @@ def completion_routes(service: Service) -> APIRouter:
 
         add_special_tokens = body.add_special_tokens is not False
 
-        def make() -> list[EngineRequest]:
+        def requests() -> list[EngineRequest]:
             names = [f"{name}-{index}" for index in range(len(body.prompt))]
             if body.theta_prompt is None:
                 return [
@@ -53,10 +53,13 @@ def completion_routes(service: Service) -> APIRouter:
             ]
 
         may_take_long = params.structured_outputs is not None
-        made = partial(in_words_of_response_format, make) if body.is_formatted else make
-        requests = await prepared(made, len(await http.body()), may_take_long=may_take_long)
+        made = partial(in_words_of_response_format, requests) if body.is_formatted else requests
+
+        async def make() -> list[EngineRequest]:
+            return await prepared(made, len(await http.body()), may_take_long=may_take_long)
+
         shape = CompletionShape(name, model, body, params)
-        return await answer(service, model, requests, shape, body=body, http=http)
+        return await answer(service, model, len(body.prompt), make, shape, body=body, http=http)
 
     return router
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -28,18 +28,23 @@ _BYTES_OF_ENTRY = 16  # near enough: a token's text and a number
 async def answer(
     service: Service,
     model: ServedModel,
-    requests: list[Request],
+    num_prompts: int,
+    make: Callable[[], Coroutine[Any, Any, list[Request]]],
     shape: Shape,
     *,
     body: OpenAIFields,
     http: HttpRequest,
 ) -> Response:
-    """Submits the requests and answers, plainly or as a stream; whatever ends the exchange frees what it held."""
+    """Makes the requests, one for each prompt, submits them, and answers, plainly or as a stream.
+
+    Where the queue is full nothing is tokenized. Whatever ends the exchange frees what it held.
+    """
     seconds = service.config.request_timeout
     record = record_of(http.scope)
-    record.prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
     with ExitStack() as held:
-        held.enter_context(service.room_for(len(requests), client_of(http)))
+        held.enter_context(service.room_for(num_prompts, client_of(http)))
+        requests = await make()
+        record.prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
         streams = []
         for request in requests:
             streams.append(model.engine.submit(request))

@@ -66,10 +66,8 @@ class Announcer:
         _log.info("Serving %s at %s after %.1f s (Ctrl-C ends)", names, address, seconds)
 
     def ending(self, service: Service) -> None:
-        if (
-            service.loss is None and service.num_unfinished
-        ):  # a loss is raised in the end, and told by whoever catches it
-            _log.info("Ending: %d prompts have up to %g s", service.num_unfinished, service.config.grace_period)
+        if service.loss is None and service.num_prompts:  # a loss is raised in the end, and told by whoever catches it
+            _log.info("Ending: %d prompts have up to %g s", service.num_prompts, service.config.grace_period)
 
 
 def run_front(
@@ -197,12 +195,13 @@ async def _unless(ending: asyncio.Event, loaded: asyncio.Future[T]) -> T | None:
 
 
 async def _drain(service: Service, seconds: float, at_once: asyncio.Event) -> None:
-    """Lets requests end by themselves for a while, then aborts what is left."""
+    """Lets requests end by themselves for a while, then aborts what is left, and refuses what is still prepared."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            while service.num_unfinished and not at_once.is_set():
+            while service.num_prompts and not at_once.is_set():
                 await asyncio.sleep(0.02)
     for model in service.models.values():
+        model.engine.close_intake()
         model.engine.abort_all()
 
 

@@ -66,9 +66,9 @@ def growth_routes(service: Service) -> APIRouter:
             return model.intake.chat_request(body.messages or [], params, name)
 
         may_take_long = body.messages is not None or params.structured_outputs is not None
-        request = await prepared(make, len(await http.body()), may_take_long=may_take_long)
         with ExitStack() as held:
             held.enter_context(service.room_for(1, client_of(http)))
+            request = await prepared(make, len(await http.body()), may_take_long=may_take_long)
             stream = model.engine.submit(request)
             held.callback(stream.close)
             record.prompt_tokens = len(request.prompt_token_ids)

@@ -79,6 +79,7 @@ class Service:
         self.limits = limits if limits is not None else limits_of(config)
         self.models: dict[str, ServedModel] = {}
         self.is_draining = False
+        self.num_prompts = 0  # of the requests that this process has taken on and not answered yet
         self._progress = "loading"
         self.loss: EngineLostError | None = None  # why nothing can be served any more
 
@@ -112,11 +113,6 @@ class Service:
             return self._progress
         return None if self.is_ready else "the engine failed"
 
-    @property
-    def num_unfinished(self) -> int:
-        """Prompts that run or wait, of all models."""
-        return sum(model.engine.num_unfinished for model in self.models.values())
-
     def model(self, name: str | None) -> ServedModel:
         """The model of that name; the first where none is named."""
         if self.is_draining:
@@ -140,7 +136,7 @@ class Service:
 
     @contextmanager
     def room_for(self, num_prompts: int, client: str) -> Iterator[None]:
-        """Counts the prompts against the queue's limits while the block runs."""
+        """Counts the prompts against the queue's limits while the block runs: from before they are tokenized."""
         most, most_of_one = self.config.max_queue, self.config.max_queue_per_client
         what = self.limits.take(num_prompts, client, most, most_of_one)
         if what == "queue":
@@ -151,7 +147,9 @@ class Service:
             unfinished = self.limits.num_prompts_of(client)
             message = f"this client has {unfinished} prompts running or waiting; {most_of_one} are allowed"
             raise Failure(429, message, code="client_queue_full", headers={"Retry-After": "1"})
+        self.num_prompts += num_prompts
         try:
             yield
         finally:
+            self.num_prompts -= num_prompts
             self.limits.give_back(num_prompts, client)
