@@ -51,7 +51,7 @@ export class Alternatives {
       list.append(other);
     }
     const content = [
-      make("h2", "", visible(ownText(node))),
+      make("h2", "", make("bdi", "", visible(ownText(node)))),
       make("p", "said", [
         percent(probability(node.logprob)),
         ...(node.rank ? [`rank ${node.rank}`] : []),
@@ -78,6 +78,7 @@ export class Alternatives {
     if (window.innerWidth <= 480) { // a sheet at the bottom, as the stylesheet says
       style.removeProperty("left");
       style.removeProperty("top");
+      window.scrollBy({ top: Math.max(0, element.getBoundingClientRect().bottom + 12 - (window.innerHeight - height)) }); // not to hide its own token
       return;
     }
     style.left = `${Math.max(12, Math.min(window.innerWidth - width - 12, box.left - 12))}px`;
@@ -87,7 +88,7 @@ export class Alternatives {
 
 function line(piece, logprob, taken) {
   const part = probability(logprob);
-  const item = make("li", taken ? "taken" : "", make("span", "piece", visible(piece)), make("span", "share", percent(part)));
+  const item = make("li", taken ? "taken" : "", make("bdi", "piece", visible(piece)), make("span", "share", percent(part)));
   item.style.setProperty("--part", part.toFixed(4));
   if (taken) item.setAttribute("aria-current", "true");
   return item;

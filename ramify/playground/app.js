@@ -20,6 +20,8 @@ class Page {
   constructor() {
     this.models = [];
     this.running = null; // what stops the search under way
+    this.search = null; // that one, once it was sent
+    this.isLost = false; // nobody answered when the page asked for the models
     this.key = new ApiKey();
     this.code = new CodeDialog();
     this.form = new Form(() => this.#changed());
@@ -49,7 +51,8 @@ class Page {
     });
     find("copy-python").addEventListener("click", () => {
       const { request, mixture } = this.results.search;
-      this.code.show("This search in Python", python(request, mixture));
+      const note = mixture ? "How this server finds α, and system prompts of its own, are not in it." : "";
+      this.code.show("This search in Python", python(request, mixture), note);
     });
     find("copy-curl").addEventListener("click", () => {
       this.code.show("This search in curl", curl(this.results.search.request, location.origin, this.key.value !== ""));
@@ -59,6 +62,7 @@ class Page {
         "It holds the prompt and the settings, for whoever can reach this server. An API key is never part of it.");
     });
     window.addEventListener("hashchange", () => this.#openLink());
+    window.addEventListener("pagehide", () => this.#remember(this.search)); // a reload in the middle: nothing after it would run
     document.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !this.running && !document.querySelector("dialog[open]")) this.run();
       if (event.key === "Escape" && this.running && !document.querySelector("dialog[open], :popover-open")) this.running.abort();
@@ -72,6 +76,7 @@ class Page {
     const running = this.running = new AbortController();
     this.#swap("run", "stop");
     try {
+      if (this.isLost) this.loading = this.#loadModels();
       await this.loading; // a request names its model, and has the model's defaults
       const asked = running.signal.aborted ? null : this.form.read();
       if (asked) await this.#follow(new Search(this.form.settings, asked, withSeed(asked), this.form.model?.mixture ?? null), running.signal);
@@ -84,6 +89,7 @@ class Page {
   }
 
   async #follow(search, signal) {
+    this.search = search;
     try {
       for await (const event of events(search.request, { key: this.key.value, signal })) {
         search.take(event);
@@ -96,8 +102,13 @@ class Page {
     } catch (error) {
       this.#interrupted(error, search);
     } finally {
-      if (search.start) this.history.add(search, pinned(search.settings, search.request));
+      this.#remember(search);
+      if (this.search === search) this.search = null;
     }
+  }
+
+  #remember(search) {
+    if (search?.start) this.history.add(search, pinned(search.settings, search.request));
   }
 
   /** One button takes the other's place, and its focus if it had it. */
@@ -130,6 +141,10 @@ class Page {
       return;
     }
     if (!(error instanceof Refusal) && !(error instanceof ServerGone)) throw error;
+    if (error.status === 404 && error.param === "model") { // another server than the one that was asked for its models
+      this.loading = this.#loadModels();
+      return;
+    }
     this.#announce(this.form.complain(error.param, error.message));
   }
 
@@ -175,6 +190,7 @@ class Page {
 
   async #loadModels() {
     const choice = find("model");
+    this.isLost = false;
     try {
       this.models = await models(this.key.value);
     } catch (error) {
@@ -188,6 +204,7 @@ class Page {
         setTimeout(() => { this.loading = this.#loadModels(); }, 1000);
         return;
       }
+      this.isLost = true;
       choice.replaceChildren(new Option("no server", ""));
       this.form.complain(null, error.message);
       return;

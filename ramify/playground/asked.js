@@ -47,5 +47,5 @@ function said({ prompt, messages, theta_prompt: theta }) {
 }
 
 function line(name, content) {
-  return make("p", "", make("span", "asked-name", name), " ", make("span", "asked-content", content));
+  return make("p", "", make("span", "asked-name", name), " ", make("bdi", "asked-content", content));
 }

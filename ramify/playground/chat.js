@@ -21,6 +21,7 @@ export class Chat {
     choice.value = role;
     const text = make("textarea");
     text.rows = 2;
+    text.dir = "auto";
     text.value = content;
     const remove = make("button", "remove", "Remove");
     remove.type = "button";

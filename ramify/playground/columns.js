@@ -3,7 +3,7 @@
 import { Chart } from "./chart.js";
 import { make } from "./elements.js";
 import { groupColour, signed } from "./shade.js";
-import { path, sumOfLogprobs, text } from "./search.js";
+import { path, sumOfLogprobs, text, withoutLast } from "./search.js";
 import { tokenElement, write } from "./token.js";
 
 const ENDS = { stop: "ended", length: "max tokens", abort: "stopped", error: "failed" };
@@ -21,6 +21,7 @@ export class Column {
     this.groupName.hidden = true;
     this.state = make("span", "state", "waiting");
     this.tokens = make("div", "tokens");
+    this.tokens.dir = "auto"; // as the text itself runs
     this.tokens.setAttribute("role", "group");
     this.tokens.setAttribute("aria-label", `${title}: tokens. Arrow keys move, Enter shows alternatives.`);
     this.facts = make("div", "facts");
@@ -104,10 +105,14 @@ export class Column {
   #takeBack(count) {
     for (let element = this.tokens.lastElementChild; element && count > 0; element = element.previousElementSibling) {
       if (element.classList.contains("silent")) continue;
-      const kept = Math.max(0, element.textContent.length - count);
-      count -= element.textContent.length - kept;
-      write(element, element.textContent.slice(0, kept));
+      const shown = element.textContent;
+      write(element, withoutLast(shown, count));
+      count -= [...shown].length - [...element.textContent].length;
     }
+  }
+
+  get #runsLeft() {
+    return getComputedStyle(this.tokens).direction === "rtl";
   }
 
   #focused(element) {
@@ -119,7 +124,8 @@ export class Column {
   #move(event) {
     const items = [...this.tokens.children];
     const at = items.indexOf(document.activeElement);
-    const target = { ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + 8, ArrowUp: at - 8, Home: 0, End: items.length - 1 }[event.key];
+    const right = this.#runsLeft ? -1 : 1;
+    const target = { ArrowRight: at + right, ArrowLeft: at - right, ArrowDown: at + 8, ArrowUp: at - 8, Home: 0, End: items.length - 1 }[event.key];
     if (at < 0 || target === undefined) return;
     event.preventDefault();
     const element = items[Math.max(0, Math.min(items.length - 1, target))];

@@ -22,16 +22,16 @@ export class History {
     find("history-clear").addEventListener("click", () => this.#clear());
   }
 
-  /** Adds a search that has ended, one way or another. `settings` have nothing left open. */
+  /** Adds a search that has ended, one way or another, or is about to; once. `settings` have nothing left open. */
   add(search, settings) {
     const run = {
       id: search.start.id,
       time: Date.now(),
       settings,
       words: described(search.settings, search.request),
-      said: search.firstText.trim().slice(0, LONGEST_SAID),
+      said: [...search.firstText.trim()].slice(0, LONGEST_SAID).join(""),
     };
-    const runs = [run, ...this.#runs()].slice(0, MOST_RUNS);
+    const runs = [run, ...this.#runs().filter(({ id }) => id !== run.id)].slice(0, MOST_RUNS);
     // A long prompt may fill what the browser gives one page: older runs make room.
     while (runs.length && !keep(thisBrowser, PLACE, runs)) runs.pop();
     this.#searches.set(run.id, search);
@@ -68,8 +68,8 @@ export class History {
     const seed = settings.values.seed ? ` · seed ${settings.values.seed}` : "";
     const search = this.#searches.get(run.id) ?? null;
     const button = make("button", "run",
-      make("span", "run-asked", asked.trim() || "(an empty prompt)"),
-      make("span", "run-said", String(run.said ?? "")),
+      make("span", "run-asked", make("bdi", "", asked.trim() || "(an empty prompt)")),
+      make("span", "run-said", make("bdi", "", String(run.said ?? ""))),
       make("span", "run-words", `${TIME.format(run.time)} · ${settings.model ? `${settings.model} · ` : ""}${String(run.words ?? "")}${seed}`));
     button.type = "button";
     button.title = search ? "Show it again, with its settings" : "Take its settings: the same seed gives the same texts";

@@ -80,8 +80,12 @@ export function path(node) {
 }
 
 export function text(node) {
-  return path(node).reduce(
-    (sofar, item) => sofar.slice(0, sofar.length - item.num_taken_back) + item.text, "");
+  return path(node).reduce((sofar, item) => withoutLast(sofar, item.num_taken_back) + item.text, "");
+}
+
+/** A text without so many of its last characters, as the server counts them: an emoji is one, and two of JavaScript's. */
+export function withoutLast(text, count) {
+  return count ? [...text].slice(0, -count).join("") : text;
 }
 
 export function sumOfLogprobs(node) {

@@ -56,7 +56,13 @@ export function signed(number, digits) {
 /** A token's text with what cannot be seen made visible. */
 export function visible(piece) {
   if (piece === "") return "(no text)";
+  if (isPart(piece)) return "(part of a character)";
   return piece.replaceAll(" ", "␣").replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll("\r", "␍");
+}
+
+/** Whether a token is some bytes of a character, as of emoji and of rare signs: by itself it spells nothing. */
+export function isPart(piece) {
+  return /^\uFFFD+$/.test(piece);
 }
 
 export function groupColour(group) {

@@ -1,7 +1,7 @@
 // One token in running text: shaded, selectable by mouse and keyboard.
 
 import { make } from "./elements.js";
-import { percent, probability, shade, visible } from "./shade.js";
+import { isPart, percent, probability, shade, visible } from "./shade.js";
 
 /** The element of a node. `open(element, node)` shows its alternatives. */
 export function tokenElement(node, open) {
@@ -13,6 +13,7 @@ export function tokenElement(node, open) {
   element.tabIndex = -1; // the column is one stop of the Tab key; arrows move inside it
   element.node = node;
   if (!node.text) element.classList.add("silent");
+  if (!node.text && isPart(ownText(node))) element.classList.add("part");
   if (node.text.includes("\n")) element.classList.add("newline");
   shade(element, node);
   element.addEventListener("click", () => open(element, node));
@@ -33,7 +34,8 @@ export function write(element, text) {
 
 /** What a screen reader says, and what a tree writes on its nodes. */
 export function label(node) {
-  return `${ownText(node).trim() || visible(ownText(node))}, ${percent(probability(node.logprob))}`;
+  const own = ownText(node).trim();
+  return `${own === "" || isPart(own) ? visible(ownText(node)) : own}, ${percent(probability(node.logprob))}`;
 }
 
 /** A token's own spelling; its contribution to the text may be none yet, in the middle of a character. */
@@ -43,5 +45,6 @@ export function ownText(node) {
 
 function shownText(node) {
   if (node.text) return node.text;
+  if (isPart(ownText(node))) return "·";
   return node.finish_reason === "stop" ? `${ownText(node) || "end"}` : ownText(node) || "·";
 }

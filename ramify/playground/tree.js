@@ -202,5 +202,6 @@ function text(content, attributes) {
 function short(piece) {
   const shown = piece.startsWith(" ") && piece.length > 1 ? piece.slice(1) : piece;
   const seen = shown.trim() === "" ? visible(shown) : shown.replaceAll("\n", "↵");
-  return seen.length > 10 ? `${seen.slice(0, 9)}…` : seen;
+  const characters = [...seen];
+  return characters.length > 10 ? `${characters.slice(0, 9).join("")}…` : seen;
 }

@@ -467,6 +467,29 @@ def test_a_server_that_went_away_is_said_so(visit: Any, llm: AsyncLLM) -> None:
     expect(page.get_by_role("button", name="Sample", exact=True)).to_be_enabled()
 
 
+def test_a_server_that_is_back_is_asked_for_its_models_again(visit: Any) -> None:
+    """The page went on without a model until it was reloaded, or asked for one that is gone."""
+    page = visit()
+    page.route("**/v1/models", lambda route: route.abort())
+    page.reload()
+    expect(page.locator("#model option")).to_have_text(["no server"])
+    page.unroute("**/v1/models")
+    choose(page, "Parallel", n=1, max_tokens=2)
+    sample(page)
+    expect(page.locator("#model option")).to_have_text(["smollm2-135m"])
+    expect(columns(page)).to_have_count(1)
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "older"}]}))
+    page.reload()
+    expect(page.locator("#model option")).to_have_text(["older"])
+    page.unroute("**/v1/models")
+    sample(page)
+    expect(page.get_by_role("alert").first).to_contain_text("for the model older, which this server does not have")
+    expect(page.locator("#model option")).to_have_text(["smollm2-135m"])
+    sample(page)
+    expect(page.get_by_role("alert").first).to_be_hidden()
+    expect(columns(page)).to_have_count(1)
+
+
 def test_stop_keeps_what_came_and_frees_the_engine(visit: Any, llm: AsyncLLM) -> None:
     page = visit()
     choose(page, "Parallel", n=3, max_tokens=900)
@@ -485,36 +508,98 @@ def test_stop_keeps_what_came_and_frees_the_engine(visit: Any, llm: AsyncLLM) ->
     assert llm.stats()["blocks_in_use"] == 0
 
 
-def test_a_models_text_is_text_and_never_markup(visit: Any) -> None:
-    """No model writes this on demand, so the stream is written here; the page is the real one."""
-    hostile = "<img src=x onerror=alert(1)><script>document.title='taken'</script>"
-    token = {
-        "child": 0, "parent": 0, "position": 0, "token_id": 1, "token": hostile, "text": hostile, "num_taken_back": 0,
-        "logprob": -0.5, "rank": 1, "top": [{"token_id": 1, "token": hostile, "logprob": -0.5}],
-        "finish_reason": "length", "stop_reason": None,
-    }  # fmt: skip
-    events = [
+PART = "\ufffd"  # how a token is told that is some bytes of a character
+
+
+def stream_of(*pieces: str, name: str = "x", taken_back: int = 0) -> str:
+    """The stream of a model that wrote these tokens, the last of which takes so many characters back."""
+    tokens = [
         {
-            "type": "start",
-            "id": "x",
-            "model": hostile,
-            "strategy": "parallel",
-            "num_children": 1,
-            "num_prompt_tokens": 1,
-        },
-        {"type": "steps", "steps": [{"tokens": [token], "standings": []}]},
-        {"type": "end", "outputs": [{}], "usage": {"completion_tokens": 1}},
+            "child": 0, "parent": 0, "position": position, "token_id": position, "token": text,
+            "text": "" if text == PART else text, "num_taken_back": 0, "logprob": -0.5, "rank": 1,
+            "top": [{"token_id": position, "token": text, "logprob": -0.5}],
+            "finish_reason": None, "stop_reason": None,
+        }
+        for position, text in enumerate(pieces)
+    ]  # fmt: skip
+    tokens[-1] |= {"finish_reason": "length", "num_taken_back": taken_back}
+    start = {"type": "start", "id": "x", "model": name, "strategy": "parallel", "num_children": 1}
+    events = [
+        {**start, "num_prompt_tokens": 1},
+        *({"type": "steps", "steps": [{"tokens": [token], "standings": []}]} for token in tokens),
+        {"type": "end", "outputs": [{}], "usage": {"completion_tokens": len(tokens)}},
     ]
-    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
-    page = visit()
+    return "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+
+
+def write(page: Page, body: str) -> None:
+    """Samples from a model that writes this: no real one does on demand. The page is the real one."""
     page.route("**/ramify/stream", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
     choose(page, "Parallel", n=1)
     sample(page)
+    page.unroute("**/ramify/stream")
+
+
+def test_a_models_text_is_text_and_never_markup(visit: Any) -> None:
+    hostile = "<img src=x onerror=alert(1)><script>document.title='taken'</script>"
+    page = visit()
+    write(page, stream_of(hostile, name=hostile))
     assert column_text(columns(page).first) == hostile
     columns(page).first.locator(".token").click()
     expect(page.locator("#alternatives")).to_contain_text("onerror")
     assert page.locator("img, .columns script, #alternatives script").count() == 0
     assert page.title() == "Ramify playground"
+
+
+def test_a_text_from_right_to_left_runs_so_and_arrows_go_with_it(visit: Any) -> None:
+    page = visit()
+    page.get_by_label("Prompt", exact=True).last.fill("مرحبا يا عالم")
+    write(page, stream_of(" كان", " هناك", " \u202eabc", " ملك"))
+    column = columns(page).first
+    text = column.locator(".tokens")
+    for each in (text, page.locator("#prompt")):
+        assert each.evaluate("one => getComputedStyle(one).direction") == "rtl"
+    column.locator(".token").first.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(column.locator(".token").nth(1)).to_be_focused()
+    page.keyboard.press("ArrowRight")
+    expect(column.locator(".token").first).to_be_focused()
+    column.locator(".token").nth(2).click()
+    shares = page.locator("#alternatives .share").all_inner_texts()
+    assert shares == ["61 %", "39 %"], "nothing turns what stands beside a token's text"
+    picture(page, "right-to-left")
+
+
+def test_what_is_taken_back_is_counted_in_characters_though_an_emoji_is_two_of_javascripts(visit: Any) -> None:
+    """A stop text that began with an emoji left half of it behind."""
+    page = visit()
+    write(page, stream_of("ab", " 🙂", "🙂", "!", taken_back=2))
+    assert column_text(columns(page).first) == "ab !"
+    until(page, "import('/playground/search.js').then((made) => made.withoutLast('a🙂🙂', 1) === 'a🙂')")
+
+
+def test_parts_of_a_character_do_not_stand_between_words_as_special_tokens_do(visit: Any) -> None:
+    """Text in signs of several tokens each was a row of labels with a question mark in them."""
+    page = visit()
+    write(page, stream_of("I", " ", PART, PART, PART, "🙂", "ok"))
+    part = columns(page).first.locator(".token").nth(2)
+    expect(part).to_have_text("·")
+    expect(part).to_have_attribute("aria-label", "(part of a character), 61 %")
+    assert part.locator(".ink").evaluate("one => getComputedStyle(one).boxShadow") == "none"
+    assert column_text(columns(page).first) == "I 🙂ok"
+
+
+def test_on_a_phone_the_alternatives_do_not_hide_their_own_token(visit: Any) -> None:
+    page = visit(viewport={"width": 360, "height": 640})
+    write(page, stream_of(*[" word"] * 150))
+    token = columns(page).first.locator(".token").nth(60)
+    token.evaluate("one => one.scrollIntoView({ block: 'end' })")
+    token.click()
+    panel, place = page.locator("#alternatives").bounding_box(), token.bounding_box()
+    assert panel is not None
+    assert place is not None
+    assert place["y"] + place["height"] <= panel["y"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 # -- settings that stay and travel ----------------------------------------------------------------------------
@@ -688,8 +773,14 @@ def test_the_history_shows_runs_again(visit: Any) -> None:
     expect(page.get_by_label("Seed", exact=True)).to_have_value(seed)
     sample(page)
     assert [column_text(column) for column in columns(page).all()] == texts
+    # A run that a reload broke off is among them, too, though nobody stopped it.
+    choose(page, "Parallel", n=2, max_tokens=900, temperature=0.8)
+    page.get_by_role("button", name="Sample", exact=True).click()
+    until(page, "document.querySelectorAll('.token').length > 6")
+    page.reload()
     page.get_by_role("button", name="History", exact=True).click()
-    expect(runs).to_have_count(3)
+    expect(runs).to_have_count(4)
+    expect(runs.first).to_contain_text("max tokens 900")
     dialog.get_by_role("button", name="Clear the history").click()
     expect(runs).to_have_count(0)
     assert page.evaluate("localStorage.getItem('ramify-runs')") is None
