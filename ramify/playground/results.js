@@ -9,6 +9,7 @@ import { legend } from "./legend.js";
 import { same } from "./settings.js";
 import { Tree } from "./tree.js";
 
+const MOST_THAT_APPEAR = 2_000; // tokens, each by an animation of its own
 const ORDINALS = new Intl.PluralRules("en", { type: "ordinal" });
 
 export class Results {
@@ -64,6 +65,7 @@ export class Results {
     cancelAnimationFrame(this.#frame);
     this.#frame = 0;
     const { search } = this;
+    this.element.classList.toggle("many", search.numTokens > MOST_THAT_APPEAR);
     const rescaled = this.#scales !== scalesOf(search);
     if (rescaled) this.#shade();
     if (search.isBeams) {

@@ -602,6 +602,20 @@ def test_on_a_phone_the_alternatives_do_not_hide_their_own_token(visit: Any) -> 
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
+def test_long_texts_of_many_samples_do_not_hold_the_page_up(visit: Any) -> None:
+    """Each token was a layer of its own while it appeared, and cards out of sight were laid out with every step: for
+    32 samples of 2,000 tokens the page stood still for seconds."""
+    page = visit(reduced_motion="no-preference")
+    appears = "getComputedStyle(document.querySelector('.token')).animationName"
+    write(page, stream_of(*[" word"] * 20))
+    assert page.evaluate(appears) == "appear"
+    write(page, stream_of(*[" word"] * 2_100))
+    assert page.evaluate(appears) == "none"
+    assert page.evaluate("getComputedStyle(document.querySelector('.column')).contentVisibility") == "auto"
+    write(page, stream_of(" word"))
+    assert page.evaluate(appears) == "appear"
+
+
 # -- settings that stay and travel ----------------------------------------------------------------------------
 
 
