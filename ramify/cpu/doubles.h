@@ -6,7 +6,7 @@
 
 #include "vectors.h"
 
-// A vector in float64: two of the machine's own.
+// A vector in float64: two of the machine's own. Of AVX-512 only what every processor with any of it has.
 struct Doubles {
     typedef double Half __attribute__((vector_size(WIDTH * 4)));
     typedef float Narrow __attribute__((vector_size(WIDTH * 2)));
@@ -14,12 +14,13 @@ struct Doubles {
 
 #if defined(__AVX512F__)
     static Doubles of(Vector values) {
-        const __m256 upper = _mm512_extractf32x8_ps((__m512)values, 1);
+        const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd((__m512d)values, 1));
         return {(Half)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)values)), (Half)_mm512_cvtps_pd(upper)};
     }
     Vector narrowed() const {
         const __m512 lower = _mm512_castps256_ps512(_mm512_cvtpd_ps((__m512d)low));
-        return (Vector)_mm512_insertf32x8(lower, _mm512_cvtpd_ps((__m512d)high), 1);
+        const __m256d upper = _mm256_castps_pd(_mm512_cvtpd_ps((__m512d)high));
+        return (Vector)_mm512_insertf64x4((__m512d)lower, upper, 1);
     }
 #elif defined(__AVX__)
     static Doubles of(Vector values) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from ramify import LLM, SamplingParams
 from ramify.cpu import compiler
 from ramify.cpu.compiler import NoCompilerError, compiled
-from ramify.cpu.instructions import NATIVE, PLAIN
+from ramify.cpu.instructions import NATIVE, PLAIN, InstructionSet
 from ramify.cpu.library import Library, load
 from tests.conftest import CheckpointMaker
 from tests.native import needs_compiler
@@ -140,3 +141,12 @@ def test_a_library_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     (tmp_path / "kernels.so").write_bytes(b"not a library")
     with pytest.raises(NoCompilerError, match="cannot be loaded"):
         Library(tmp_path / "kernels.so", "")
+
+
+@pytest.mark.parametrize("options", [("-mavx",), ("-mavx2", "-mfma", "-mf16c", "-mavx512f")], ids=" ".join)
+@pytest.mark.usefixtures("cache")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="these are options of x86-64")
+def test_processors_between_the_common_ones_have_kernels_too(options: tuple[str, ...]) -> None:
+    """Xeon Phi has AVX-512 without its later parts: there nothing could be compiled, and torch's operators served."""
+    with compiled(lambda _: None, InstructionSet("between", "a processor between", options)) as path:
+        assert path.stat().st_size > 0
