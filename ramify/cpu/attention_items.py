@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.cpu.library import Library
+from ramify.cpu.library import Library, floats
 from ramify.cpu.structures import PassFields
 from ramify.device.pool import KVPool
 from ramify.device.reads import Int64s, Reads, SharingRule
@@ -90,8 +90,8 @@ class AttentionItems:
         items = np.concatenate([_longest_first(part, queries_per_head) for part in parts])
         num_scores = int(_num_scores(items, queries_per_head).sum())
         return cls(
-            torch.tensor(order),
-            torch.tensor(tables),
+            torch.from_numpy(np.array(order, np.int64)),
+            torch.from_numpy(np.array(tables, np.int64)),
             torch.from_numpy(items),
             num_shared=len(parts[0]),
             threads=min(threads, 1 + num_scores // SCORES_PER_THREAD),
@@ -148,8 +148,7 @@ class CpuAttention:
         self._queries_per_head = num_heads // self._kv_heads
         queries = most_queries(self._queries_per_head, library.tile_columns)
         self._scratch_size = library.attention_scratch(queries, num_heads, self._head_dim)  # of a thread
-        self._scratch = torch.empty(0)
-        self._scores = torch.empty(0)
+        self._scratch = self._scores = floats(0)
 
     def items(self, reads: Reads) -> AttentionItems:
         return AttentionItems.of(
@@ -164,9 +163,9 @@ class CpuAttention:
     def put(self, step: PassFields, work: AttentionItems, out: Tensor) -> None:
         """What `attend` needs beside queries; out (T, heads * head_dim). Only rows that the items name are written."""
         if self._scratch.numel() < work.threads * self._scratch_size:
-            self._scratch = torch.empty(work.threads * self._scratch_size)
+            self._scratch = floats(work.threads * self._scratch_size)
         if self._scores.numel() < out.shape[0] * self._heads:
-            self._scores = torch.empty(out.shape[0] * self._heads)
+            self._scores = floats(out.shape[0] * self._heads)
         step.order, step.tables = work.order.data_ptr(), work.tables.data_ptr()
         step.items, step.num_shared, step.num_items = work.items.data_ptr(), work.num_shared, work.items.shape[0]
         step.scores, step.scratch, step.scratch_size = (

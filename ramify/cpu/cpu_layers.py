@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import ctypes
 
-import torch
 from torch import Tensor
 
 from ramify.cpu.attention_items import NO_SHARING, SHARING, CpuAttention
-from ramify.cpu.library import Library
+from ramify.cpu.library import Library, floats
 from ramify.cpu.panels import PanelPacking, Panels
 from ramify.cpu.structures import LayerFields, LayersFields, PassFields, Stage
 from ramify.device.layers import Batch, Layers, TorchLayers
@@ -127,13 +126,14 @@ class CpuLayers:
         """(R, hidden) -> (R, vocabulary)"""
         ranks = self.decoder.ranks
         if ranks is not None:
-            own = torch.empty(hidden.shape[0], len(self.decoder.shard.vocabulary))
+            own = floats(hidden.shape[0], len(self.decoder.shard.vocabulary))
             self._head.multiply(hidden.contiguous(), own)
             gathered = ranks.gather(own, self.vocab_size)
             return gathered if out is None else out.copy_(gathered)
-        logits = torch.empty(hidden.shape[0], self.vocab_size) if out is None else out
-        self._head.multiply(hidden.contiguous(), logits)
-        return logits
+        if out is None:
+            out = floats(hidden.shape[0], self.vocab_size)
+        self._head.multiply(hidden.contiguous(), out)
+        return out
 
     def _set_rows(self, step: PassFields, residual: Tensor, attended: Tensor) -> None:
         """What goes through products."""
@@ -188,7 +188,7 @@ class CpuLayers:
         """Kept from step to step: fresh memory would be mapped anew, page by page."""
         buffer, part = self._buffers.get(name, (None, None))
         if buffer is None or buffer.shape[0] < rows:
-            buffer, part = torch.empty(rows, *shape), None
+            buffer, part = floats(rows, *shape), None
         if part is None or part.shape[0] != rows:  # mostly there are as many as the last time
             part = buffer[:rows]
             self._buffers[name] = buffer, part

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ramify.cpu.compiler import NoCompilerError, compiled
 from ramify.cpu.cores import usable_cores
@@ -66,6 +67,11 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     # heads, kv_heads, head_dim, block_size, scratch, scratch_size, threads
     "attend": ([_POINTER, _LONG] + [_POINTER] * 6 + [_LONG] * 6 + [_POINTER] + [_LONG] * 2, None),
 }
+
+
+def floats(*shape: int) -> Tensor:
+    """Memory that a kernel fills: its own type and place, whatever a program has made the defaults of torch."""
+    return torch.empty(*shape, dtype=torch.float32, device="cpu")
 
 
 class Library:

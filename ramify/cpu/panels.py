@@ -27,7 +27,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from ramify.cpu.library import Library
+from ramify.cpu.library import Library, floats
 from ramify.cpu.structures import PartFields, WeightFields
 from ramify.models.gguf_quants import QuantFormat
 from ramify.models.linear import Linear
@@ -54,7 +54,7 @@ class Panels:
         if size >= HUGE_PAGE:
             self.data = _in_huge_pages(library, size)
         elif memory is None or not self.stored_in.holds_integers:
-            self.data = torch.empty(size, dtype=torch.uint8)
+            self.data = torch.empty(size, dtype=torch.uint8, device="cpu")
         else:
             self.data = memory.take(size)
         library.pack(
@@ -76,7 +76,7 @@ class Panels:
 
     def rows(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
         """int64 (T,) -> these rows as float32 (T, depth)."""
-        found = torch.empty(len(ids), self.depth) if out is None else out
+        found = floats(len(ids), self.depth) if out is None else out
         dense = ids.contiguous()  # held until it has been read
         self._library.unpack_rows(
             self.stored_in.type_id,
@@ -116,7 +116,7 @@ HUGE_PAGE, PIECE = 2 << 20, 16 << 20  # bytes
 
 def _in_huge_pages(library: Library, size: int) -> Tensor:
     """Where the system has them. Weights are read from end to end for every token: a core then reads a third faster."""
-    whole = torch.empty(size + HUGE_PAGE, dtype=torch.uint8)
+    whole = torch.empty(size + HUGE_PAGE, dtype=torch.uint8, device="cpu")
     first = -whole.data_ptr() % HUGE_PAGE
     library.ask_for_huge_pages(whole.data_ptr() + first, size)
     return whole[first : first + size]
@@ -129,11 +129,11 @@ class RowMemory:
     """Memory for a product's rows in another form, kept from one product to the next; one thread at a time."""
 
     def __init__(self) -> None:
-        self._memory, self._size = torch.empty(0, dtype=torch.uint8), 0
+        self._memory, self._size = torch.empty(0, dtype=torch.uint8, device="cpu"), 0
 
     def address(self, size: int) -> int:
         if self._size < size:
-            self._memory, self._size = torch.empty(size, dtype=torch.uint8), size
+            self._memory, self._size = torch.empty(size, dtype=torch.uint8, device="cpu"), size
         return self._memory.data_ptr()
 
 

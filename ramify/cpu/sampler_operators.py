@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ramify.cpu.library import Library
+from ramify.cpu.library import Library, floats
 from ramify.cpu.sampler_threads import SamplerThreads
 from ramify.sampling.draw import BLOCK, NoiseKeys
 from ramify.sampling.filters import Filters
@@ -27,7 +27,7 @@ class CpuOperators(Operators):
     def gumbel(self, keys: NoiseKeys, first: Tensor, count: int, level: int) -> Tensor:
         words = [word.contiguous() for word in (keys.seed_low, keys.seed_high, keys.child, keys.position, first)]
         rows = len(first)
-        noise = torch.empty(rows, count)
+        noise = floats(rows, count)
         self._library.gumbel(
             *(word.data_ptr() for word in words), level, noise.data_ptr(), rows, count, self._threads.for_a_call
         )
@@ -47,7 +47,7 @@ class CpuOperators(Operators):
         rows, vocab_size = logits.shape
         top_k, top_p = asked.top_k, asked.top_p
         if top_k is None:
-            top_k = torch.full((rows,), vocab_size)
+            top_k = torch.full((rows,), vocab_size, device=logits.device)
         if top_p is None:
             top_p = logits.new_ones(rows)
         top_k, top_p = top_k.contiguous(), top_p.contiguous()

@@ -283,6 +283,43 @@ def test_numbers_do_not_depend_on_the_batch(make_checkpoint: CheckpointMaker) ->
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_a_program_makes_torchs_default_is_its_own_matter(
+    dtype: torch.dtype, make_checkpoint: CheckpointMaker
+) -> None:
+    """Kernels write float32: in memory of bfloat16, half as large, they wrote over what lies behind it."""
+    folder = str(make_checkpoint("llama"))
+    params = [
+        SamplingParams(n=4, seed=11, max_tokens=20, logprobs=2),
+        SamplingParams(n=2, seed=11, max_tokens=20, top_p=0.8, repetition_penalty=1.1),
+        SamplingParams(max_tokens=1, prompt_logprobs=1),
+    ]
+
+    def drawn() -> list[list[tuple[tuple[int, ...], float | None]]]:
+        outputs = LLM(folder, device="cpu", max_model_len=256).generate([[1, 2, 3] * 20] * 3, params, use_tqdm=False)
+        return [[(each.token_ids, each.cumulative_logprob) for each in output.outputs] for output in outputs]
+
+    expected = drawn()
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype)
+        assert drawn() == expected
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_memory_for_kernels_is_the_hosts(library: Library) -> None:
+    """The address of a tensor elsewhere, here of one that has no memory, is none for a kernel."""
+    linear, x, ids = _linear(70, 40, bias=True, seed=2), torch.randn(3, 40), torch.tensor([3, 69])
+    out = torch.empty(3, 70)
+    with torch.device("meta"):
+        product = _product(library, linear)
+        product.multiply(x, out)
+        rows = linear.parts[0].rows(ids)
+    torch.testing.assert_close(out, F.linear(x, linear.weight, linear.bias), atol=1e-5, rtol=1e-5)
+    assert torch.equal(rows, linear.weight[ids])
+
+
 # -- threads -------------------------------------------------------------------------------------------------
 
 
