@@ -76,7 +76,8 @@ static inline void quantise_block(const float* x, int8_t* numbers, float* scale,
         const Vector shifted = rounded(load(x + i) * inverse) + rounding;
         total += shifted - rounding;
         if ((i + WIDTH) % TOTALLED == 0) {
-            totals[i / TOTALLED] = static_cast<int32_t>(sum(total));
+            const float summed = sum(total);  // a NaN is no integer, not even any one
+            totals[i / TOTALLED] = summed == summed ? static_cast<int32_t>(summed) : 0;
             total = Vector{};
         }
         Bytes places{};
