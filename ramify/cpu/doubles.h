@@ -69,7 +69,7 @@ static inline double sum(const Doubles& values) {
 
 // e^x; 0 where that is below the smallest normal number. For x below 700.
 static inline Doubles::Half exponential(Doubles::Half x) {
-    typedef int64_t Longs __attribute__((vector_size(WIDTH * 4)));
+    typedef uint64_t Longs __attribute__((vector_size(WIDTH * 4)));
     const double rounding = 6755399441055744.0;  // 1.5 * 2^52: adding it leaves the nearest integer in the lowest bits
     const Doubles::Half power = x * 1.4426950408889634, shifted = power + rounding, whole = shifted - rounding;
     // ln 2 in two parts, of which the first times an integer is exact.
