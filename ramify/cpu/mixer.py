@@ -13,9 +13,6 @@ from ramify.cpu.sampler_operators import CpuOperators
 from ramify.sampling.mixing import Mixer
 from ramify.sampling.mixture import NUMBERS, Mixed, forced_rows, on_support
 
-ANSWERS = ("clamped", "disjoint", "sound")  # numbers that are 0 or 1
-
-
 # As in mixture.cpp.
 METHODS: dict[AlphaMethod, int] = {"fixed": 0, "kl_symmetry": 1, "ess_balance": 2, "entropy": 3, "kl_budget": 4}
 
@@ -39,6 +36,4 @@ class CpuMixer(Mixer):
             bounds=(config.alpha_min, config.alpha_max),
             num_numbers=len(NUMBERS),
         )
-        told = dict(zip(NUMBERS, numbers.unbind(1), strict=True))
-        told.update({name: told[name] > 0 for name in ANSWERS})
-        return Mixed(logits, **told)
+        return Mixed.of(logits, numbers)

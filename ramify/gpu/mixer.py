@@ -36,7 +36,6 @@ from ramify.sampling.pair import Pair
 
 BLOCK = 1024
 SPLIT = 8192  # ids a program reads: 19 programs for a row of 151,936
-ANSWERS = ("clamped", "disjoint", "sound")  # numbers that are 0 or 1
 
 
 def row_by_row(compute: Callable[..., Tensor], *rows: Tensor) -> Tensor:
@@ -196,6 +195,4 @@ class _Search:
             **self._sizes,
             num_warps=4,
         )
-        told = dict(zip(NUMBERS, numbers.unbind(1), strict=True))
-        told.update({name: told[name] > 0 for name in ANSWERS})
-        return Mixed(logits, **told)
+        return Mixed.of(logits, numbers)

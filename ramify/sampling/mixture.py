@@ -50,8 +50,15 @@ class Mixed:
     normaliser_theta: Tensor  # (R,) log Σ exp of what was mixed: a token's logprob is its logit less this
     normaliser_teacher: Tensor
 
+    @classmethod
+    def of(cls, logits: Tensor, numbers: Tensor) -> Mixed:
+        """From what kernels leave: numbers (R, len(NUMBERS)) float64, in their order, answers as 0 or 1."""
+        told = dict(zip(NUMBERS, numbers.unbind(1), strict=True))
+        return cls(logits, **{name: each > 0 if name in ANSWERS else each for name, each in told.items()})
+
 
 NUMBERS = tuple(field.name for field in fields(Mixed) if field.name != "logits")  # what is told of a row, in order
+ANSWERS = ("clamped", "disjoint", "sound")  # of these, the ones that are bool
 
 
 def mix(
